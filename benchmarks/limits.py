@@ -13,16 +13,19 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paced_server import paced_server
 from benchmarks.results import save
-from sot_chains import Limits, SkeletonOfThought
+from benchmarks.vendor_account import ANTHROPIC
+from sot_chains import Limits, PromptCaching, SkeletonOfThought, close_clients
 from sot_chains.calls.rate_limits import Limiter, next_question
 from sot_chains.calls.usage import num_message_tokens
 from sot_chains.providers import Delta, VendorProvider
@@ -30,6 +33,11 @@ from sot_chains.providers import Delta, VendorProvider
 _OUTLINE = "1. First point\n2. Second point\n3. Third point"
 _WIDTH = 4  # calls per question
 _MAX_TOKENS = 50
+_THREE_LIMITS = {  # by which of them binds
+    "requests": {"requests": 200, "input_tokens": 400_000, "output_tokens": 80_000},
+    "input tokens": {"requests": 1000, "input_tokens": 50_000, "output_tokens": 20_000},
+    "output tokens": {"requests": 1000, "input_tokens": 400_000, "output_tokens": 4_000},
+}
 
 
 class Metered(VendorProvider):
@@ -97,6 +105,54 @@ async def measure_limit(limits: Limits, *, by_tokens: bool, num_questions: int) 
     }
 
 
+async def measure_vendor(
+    limits: Mapping[str, int],
+    *,
+    num_questions: int,
+    window_seconds: float,
+    caching: Literal["auto", "off"] = "auto",
+) -> dict[str, Any]:
+    """How ``num_questions`` at once keep to and use up the limits of a server that has three.
+
+    ``limits`` are ``requests``, ``input_tokens`` and ``output_tokens`` in a window. Each question stands
+    behind documents of its own, some 700 tokens that the points read from the cache.
+    """
+    pace: dict[str, Any] = {f"{name}_per_window": limit for name, limit in limits.items()}
+    terms = replace(ANTHROPIC, least_tokens=512)
+    with paced_server(
+        terms=terms, num_points=3, point_tokens=20, first_token_seconds=0.1, tokens_per_second=200.0,
+        window_seconds=window_seconds, **pace,
+    ) as server:  # fmt: skip
+        key = f"three limits {time.monotonic()}"
+        bounds: dict[str, Any] = {f"{name}_per_minute": limit for name, limit in limits.items()}
+        sot = SkeletonOfThought(
+            "anthropic:claude-opus-5",
+            base_url=server.url,
+            api_key="none",
+            router="always",
+            limits=Limits(window_seconds=window_seconds, key=key, **bounds),
+            caching=PromptCaching(caching),
+        )
+        numbers = range(num_questions)
+        texts = [" ".join(f"word {place} of document {number}" for place in range(110)) for number in numbers]
+        answers = await asyncio.gather(*(sot.ainvoke(f"{text}\nWhat does it say?") for text in texts))
+        await close_clients()
+        moments = [moment for moment, _ in server.admitted]
+        used = {
+            "requests": len(moments),
+            "input_tokens": sum(counted for _, counted in server.admitted),
+            "output_tokens": server.output_tokens,
+        }
+    windows = (moments[-1] - moments[0]) / window_seconds
+    return {
+        "num_refused": server.num_refused,
+        "num_complete": sum(one.response_metadata["sot"]["is_complete"] for one in answers),
+        "windows": round(windows, 2),
+        # Of whole windows: the last one is not used up.
+        "share_used": {n: round(used[n] / (limit * (int(windows) + 1)), 3) for n, limit in limits.items()},
+    }
+
+
 async def measure_waiting(num_waiters: int, seconds: float) -> dict[str, Any]:
     """The share of a core that calls take while they wait behind a limit."""
     limiter = Limiter(Limits(requests_per_minute=1, window_seconds=3600.0))
@@ -113,13 +169,17 @@ async def measure_waiting(num_waiters: int, seconds: float) -> dict[str, Any]:
 
 
 async def measure(num_questions: int) -> dict[str, Any]:
-    """Run all three measurements."""
+    """Run all measurements."""
     requests = Limits(requests_per_minute=60, window_seconds=1.0, key="requests")
     tokens = Limits(requests_per_minute=600, tokens_per_minute=12_000, window_seconds=1.0, key="tokens")
     return {
         "requests": await measure_limit(requests, by_tokens=False, num_questions=num_questions),
         "tokens": await measure_limit(tokens, by_tokens=True, num_questions=num_questions),
         "waiting": await measure_waiting(2000, 5.0),
+        **{
+            f"three limits, {name}": await measure_vendor(bounds, num_questions=200, window_seconds=12.0)
+            for name, bounds in _THREE_LIMITS.items()
+        },
     }
 
 
@@ -138,6 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table)
     waiting = summary["waiting"]
     console.print(f"{waiting['waiters']} waiting calls take {waiting['cpu_share']:.2%} of a core")
+    for name, row in summary.items():
+        if name.startswith("three"):
+            console.print(name, row)
     if options.save:
         save("limits", summary, [])
     print(json.dumps(summary))

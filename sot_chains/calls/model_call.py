@@ -216,6 +216,8 @@ class Caller:
             for name in _SAMPLING & parameters.keys():
                 warn_once(f"{provider.model_name} takes no {name}: it is left out")
                 del parameters[name]
+        if self._known and isinstance(self._known.fast, str) and self._tier == "fast":
+            parameters.setdefault("extra_headers", {"anthropic-beta": self._known.fast})
         call.tier = self._tier
         if self._is_heard:
             config = cast("RunnableConfig", {**config, "run_name": call.name})
