@@ -183,7 +183,8 @@ class Caller:
             async for delta in deltas:
                 call.note(delta, self.now())
                 if delta.pause_seconds is None and delta.remaining is None:
-                    plan.end(is_readable=True)
+                    if plan.prefixes:
+                        plan.end(is_readable=True)
                 elif self._options.limiter:
                     self._options.limiter.observe(delta.remaining or {}, delta.pause_seconds or 0.0)
                 text = reply.feed(delta.text) if delta.text else ""

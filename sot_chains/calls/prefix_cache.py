@@ -57,7 +57,9 @@ def find_known(provider: Provider, name: str | None = None) -> KnownModel | None
     if isinstance(provider, VendorProvider):
         return _find(provider.vendor, name or provider.model_name)
     models = provider.models if isinstance(provider, LangChainProvider) else ()
-    wires = {_WIRES.get(model._llm_type) if isinstance(model, BaseChatModel) else None for model in models}
+    wires = set[str | None]()
+    for model in models:
+        wires.add(_WIRES.get(model._llm_type) if isinstance(model, BaseChatModel) else None)
     return _find(wires.pop() if len(wires) == 1 else None, name or provider.model_name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 
 from sot_chains.outline.skeleton import Point, split_number
 
@@ -47,7 +48,7 @@ class OverrunFilter:
         if not self._is_begun:
             self._is_begun = True
             first = piece[0].casefold()
-            self._has_line = first.isalpha() and first not in "".join([one[:1] for one in self._headings])
+            self._has_line = first.isalpha() and first not in map(itemgetter(slice(1)), self._headings)
             if not self._has_line:  # a text begins with a line, which may be that of another point
                 self._held, self._num_extra = "\n", 1
         if not (self._held or _MAY_BEGIN.search(piece)):  # the usual case

@@ -108,7 +108,7 @@ class OutlineParser:
         body = line.strip()
         marker = read_marker(body)
         is_certain = marker is not None and marker.end < len(body)  # "1." may become "1.5"
-        return is_certain and self._role(marker, _indent(line)) == "point"
+        return is_certain and self._role(marker, len(line) - len(line.lstrip())) == "point"
 
     def _role(self, marker: Marker | None, indent: int) -> str:
         """What a line is: a ``"point"``, ``"text"``, ``"nested"`` below a point, or a list's ``"start"``."""
@@ -125,7 +125,7 @@ class OutlineParser:
         return "nested" if is_item else "point"
 
     def _read(self, line: str) -> None:
-        body, indent = line.strip(), _indent(line)
+        body, indent = line.strip(), len(line) - len(line.lstrip())
         if self.is_over:
             return
         marker = read_marker(body)
@@ -173,10 +173,6 @@ def _alike(one: str, other: str) -> float:
     """The share of words, or of characters where no spaces are written, that two headings have in common."""
     words, others = (set(text.split() if " " in text else text) for text in (one, other))
     return len(words & others) / max(1, len(words | others))
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 def _clean(text: str) -> str:

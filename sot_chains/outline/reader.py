@@ -44,6 +44,7 @@ class OutlineReader:
     Attributes:
         reply_start: What the reply was begun with, set before its text. A model may continue it or start
             again.
+        text: The reply so far.
     """
 
     def __init__(
@@ -57,16 +58,14 @@ class OutlineReader:
 
     def restart(self) -> None:
         """Forgets the reply, because another attempt follows."""
-        self._pieces: list[str] = []
-        self._num_characters = 0
+        self.text = ""
         self._first_line: str | None = ""  # until it is known whether the model starts again
         self._parser = OutlineParser(*self._bounds)
         self._is_ended = False
 
     def feed(self, text: str) -> None:
         """Reads the next piece of the reply."""
-        self._pieces.append(text)
-        self._num_characters += len(text)
+        self.text += text
         if self._first_line is None:
             self._parser.feed(text)
             return
@@ -90,15 +89,10 @@ class OutlineReader:
         self._is_ended = True
 
     @property
-    def text(self) -> str:
-        """The reply so far."""
-        return "".join(self._pieces)
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing that follows in the reply can add a point."""
         parser = self._parser
-        is_full = len(parser.headings) == self._max_points or self._num_characters > _MAX_CHARACTERS
+        is_full = len(parser.headings) == self._max_points or len(self.text) > _MAX_CHARACTERS
         return is_full or parser.is_over or parser.has_repeated
 
     @property
