@@ -19,7 +19,7 @@ from local_backend.training.trainer import answer_tokens
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=str)
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_held_out_requests_share_no_names_wordings_or_tables(use: Use) -> None:
     learned, held_out = use.some("train", 300), use.some("held_out", 100)
     assert [one.source for one in use.some("train", 3)] == [one.source for one in learned[:3]]
