@@ -147,7 +147,7 @@ def test_many_rows_where_twenty_fit(tokenizer: PreTrainedTokenizerBase, count: i
 
 def _bytes_held(engine: Engine) -> int:
     """Memory of the tensors themselves, whatever the cache says of it."""
-    tensors = [t for layer in engine._cache._row_layers for t in layer._stores.values()]
+    tensors = [t for layer in engine._cache.row_layers for t in layer._stores.values()]
     tensors += [t for kept in engine._cache.prefixes.kept.values() for pair in kept.states for t in pair]
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 

@@ -93,7 +93,8 @@ async def test_a_model_the_user_vouches_for_gets_the_requests_alone() -> None:
         (PacedChatModel(), {"profile": "small"}, ModelProfile.SMALL),
         ("openai:gpt-4.1-mini", {}, ModelProfile.STRONG),
         ("anthropic:claude-sonnet-4-5", {}, ModelProfile.STRONG),
-        ("openai:gpt-4.1-mini", {"base_url": "http://127.0.0.1:9/v1"}, ModelProfile.SMALL),
+        ("openai:gpt-4.1-mini", {"base_url": "http://127.0.0.1:9/v1"}, ModelProfile.STRONG),  # a gateway
+        ("openai:tiny", {"base_url": "http://127.0.0.1:9/v1"}, ModelProfile.SMALL),
         ("openai:tiny", {"base_url": "http://127.0.0.1:9/v1", "profile": "strong"}, ModelProfile.STRONG),
     ],
 )
