@@ -71,7 +71,7 @@ class Head:
         Returns:
             The loss, and token ids ``[positions]``.
         """
-        loss, predicted = _Loss.apply(  # type: ignore[no-untyped-call]
+        loss, predicted = _Loss.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
             hidden, self.linear.weight, self.linear.bias, self, targets, torch.is_grad_enabled()
         )
         return loss, predicted

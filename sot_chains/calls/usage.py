@@ -156,7 +156,7 @@ def compute_cost(
     everything, others = total_tokens((reported, estimated)), total_tokens(tiers.values())
     standard = everything
     if tiers:
-        standard = cast("Tokens", {name: everything[name] - others[name] for name in NO_TOKENS})  # type: ignore[literal-required]
+        standard = cast("Tokens", {name: everything[name] - others[name] for name in NO_TOKENS})  # type: ignore[literal-required]  # names of the fields
     by_tier = [(None, standard), *tiers.items()]
     paid = uncached = plain_price = None
     if price:

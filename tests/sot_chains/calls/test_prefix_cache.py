@@ -166,14 +166,14 @@ def test_keys_are_split_and_marks_are_at_most_four() -> None:
     plan = PrefixCache(claude, PromptCaching(ttl="1h"), {}).plan(both, shared, 1, 0)
     marks = [block for one in plan.messages for block in one.content if "cache_control" in block]
     assert len(marks) == 4
-    assert marks[-1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}  # type: ignore[index]
+    assert marks[-1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}  # type: ignore[index]  # is a block
 
 
 def test_what_a_model_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="lifetimes"):
         SkeletonOfThought("anthropic:claude-opus-5", api_key="k", caching=PromptCaching(ttl="30m"))
     with pytest.raises(ValueError, match="mode"):
-        PromptCaching("always")  # type: ignore[arg-type]
+        PromptCaching("always")  # type: ignore[arg-type]  # that is the mistake
     with pytest.raises(ValueError, match="no fast tier"):
         SkeletonOfThought("anthropic:claude-sonnet-5", api_key="k", speed="fast")
     with pytest.raises(ValueError, match="Anthropic"):
@@ -214,6 +214,6 @@ async def test_the_trace_tells_what_the_server_bills(seed: int) -> None:
         await close_clients()
         billed: Any = total(server.charges)
         assert total_tokens((cost["reported"], cost["estimated"])) == billed, fault
-        expected = sum(PRICE.of(total([charge]), charge.tier) for charge in server.charges)  # type: ignore[arg-type]
+        expected = sum(PRICE.of(total([charge]), charge.tier) for charge in server.charges)  # type: ignore[arg-type]  # tiers are texts here
         assert cost["price"] == pytest.approx(expected)
         assert {charge.tier for charge in server.charges} == {tier and ("priority" if is_openai else "fast")}
