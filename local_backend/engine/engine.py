@@ -59,12 +59,10 @@ class Engine:
         prefill_chunk_tokens: Maximum prompt tokens prefilled between two decode forwards, so that a long
             prompt does not stall decoding rows; by default 1,024, and 8,192 on a GPU.
         max_prefix_bytes: Memory for the prefix cache; 0 disables it.
-        compiled: Compile the layers of Llama-like models, see :mod:`~local_backend.kernels.llama_forward`,
-            and on a GPU replay decode forwards as CUDA graphs, see :mod:`~local_backend.kernels.graphs`; by
-            default where the model is on one GPU.
-        prepacked: On a CPU, multiply with copies of the weights laid out for few columns, see
-            :mod:`~local_backend.kernels.prepacked`; ``None`` does so if the memory for the copies is free,
-            ``False`` prepares no layer.
+        compiled: Compile Llama-like layers, see :mod:`~local_backend.kernels.llama_forward`, with CUDA
+            graphs on a GPU, see :mod:`~local_backend.kernels.graphs`; by default if the model is on one GPU.
+        prepacked: On a CPU, multiply with copies of the weights, see :mod:`~local_backend.kernels.prepacked`;
+            ``None`` does so if the memory for the copies is free, ``False`` prepares no layer.
         width_costs: Forward cost by width; by default measured here, in about a second, see
             :mod:`~local_backend.models.forward_cost`.
         scheduling: Order of admission and memory limit, or a policy's name.
@@ -74,10 +72,9 @@ class Engine:
             :class:`~local_backend.sequences.request.RowMaker`.
 
     Raises:
-        ValueError: The drafter's or policy's name is unknown, a number is out of range, the memory is too
-            small for any row, the generation config or a processor asks for something that cannot be applied
-            to drafted tokens, or the model cannot be decoded losslessly in a batch, see
-            :class:`~local_backend.models.architecture.Architecture`.
+        ValueError: A name is unknown, a number is out of range, the memory is too small for any row, what the
+            generation config or a processor asks for cannot be applied to drafted tokens, or the model cannot
+            be decoded losslessly in a batch, see :class:`~local_backend.models.architecture.Architecture`.
     """
 
     def __init__(
@@ -247,6 +244,11 @@ class Engine:
         return len(self._running)
 
     @property
+    def num_wanted_rows(self) -> int:
+        """Number of running rows that nobody has cancelled; the others end with the next step."""
+        return sum(not row.cancelled for row in self._running.rows)
+
+    @property
     def peak_cache_bytes(self) -> int:
         """The most memory that keys and values have taken so far, prefix cache included."""
         return self._cache.peak_bytes
@@ -259,8 +261,7 @@ class Engine:
     def forget_weights(self) -> None:
         """Drop what was computed from the current weights, after they changed; from any thread.
 
-        Empties the prefix cache and rebuilds prepacked copies of weights, even after changes that torch does
-        not count, such as those through ``weight.data``.
+        Empties the prefix cache and rebuilds prepacked weights, even after changes that torch does not count.
         """
         self._loop.before_next_step(partial(repack, self.model))
         self.forget_prefixes()

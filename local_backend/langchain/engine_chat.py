@@ -68,11 +68,8 @@ class EngineChatModel(BaseChatModel):
         self.engine.close()
 
     def splitting_gain(self, num_answers: int, num_rows: int, num_parts: int, part_tokens: int) -> float:
-        """How many times as fast answers are in parts, see :class:`~local_backend.ForwardCost`.
-
-        All rows of the engine besides the ``num_rows`` of these answers count as answers, too.
-        """
-        num_answers += max(0, self.engine.num_rows - num_rows)
+        """As of ``ForwardCost``; rows of the engine besides the ``num_rows`` of these answers are answers."""
+        num_answers += max(0, self.engine.num_wanted_rows - num_rows)
         costs = self.engine.width_costs if num_answers > 1 else None  # a single one gains
         return costs.splitting_gain(num_answers, num_parts, part_tokens) if costs else 2.0
 

@@ -347,6 +347,22 @@ def test_closing_ends_what_runs(model: LlamaForCausalLM, tokenizer: PreTrainedTo
         engine.generate([[5, 6]])
 
 
+def test_a_cancelled_row_is_not_wanted_at_once(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Before the next step frees it: else one answer alone looks like two to whoever counts them."""
+    with Engine(model, tokenizer) as engine:
+        started = threading.Event()
+        row = engine.make_row(
+            [5, 6], lambda _: started.set(), params=SamplingParams(max_tokens=200, ignore_end=True)
+        )
+        engine.submit([row])
+        assert started.wait(10)
+        assert engine.num_wanted_rows == 1
+        engine.cancel([row])
+        assert engine.num_wanted_rows == 0
+
+
 def test_a_forgotten_engine_takes_its_thread_along(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
