@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any, Literal
 
 import numpy as np
@@ -89,26 +89,15 @@ class NetWinRate:
         return cls(float(values.mean()), low, high, signs[1], signs[0], signs[-1])
 
 
-@dataclass(frozen=True)
-class JudgeHealth:
-    """How reliable a judge is."""
+def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    """How many judgements there are and how many of no use, and the judge's ``position_bias``.
 
-    position_bias: float  # how much more often the first answer is preferred than the second, from -1 to 1
-    num_judgements: int  # requested
-    num_unreadable: int  # replies without a verdict
-    num_failed: int  # calls
-
-    @classmethod
-    def of(cls, comparisons: Sequence[Comparison]) -> JudgeHealth:
-        """The health over all ``comparisons``."""
-        outcomes = Counter(outcome for one in comparisons for outcome in (one.ours_first, one.ours_second))
-        num_verdicts = outcomes["first"] + outcomes["second"] + outcomes["tie"]
-        return cls(
-            (outcomes["first"] - outcomes["second"]) / max(1, num_verdicts),
-            2 * len(comparisons),
-            outcomes["unreadable"],
-            outcomes["failed"],
-        )
+    That is how much more often it prefers the first answer than the second, from -1 to 1.
+    """
+    outcomes = Counter(outcome for one in comparisons for outcome in (one.ours_first, one.ours_second))
+    counts = {"num_unreadable": outcomes["unreadable"], "num_failed": outcomes["failed"]}
+    bias = (outcomes["first"] - outcomes["second"]) / max(1, outcomes.total() - sum(counts.values()))
+    return {"position_bias": bias, "num_judgements": outcomes.total(), **counts}
 
 
 @dataclass(frozen=True)
@@ -123,37 +112,6 @@ class Figures:
     num_words: float  # mean, per answer
     prefill_overhead: float | None  # prompt tokens over those of the plain answers, if they are counted
     net_win_rates: dict[str, NetWinRate]  # by criterion
-
-    @classmethod
-    def of(cls, results: Sequence[QuestionResult], mode: Mode) -> Figures:
-        """The figures over the ``results`` without a failure."""
-        usable = [one for one in results if not one.failure and mode in one.answers]
-        pairs = [(one.answers["plain"], one.answers[mode]) for one in usable]
-        ours = [answer for _, answer in pairs]
-        num_points = [answer.num_points for answer in ours if answer.num_points]
-        counted = [(a.input_tokens, b.input_tokens) for a, b in pairs if a.input_tokens and b.input_tokens]
-        scores = {
-            criterion: [score for one in usable if (score := one.score(mode, criterion)) is not None]
-            for criterion in CRITERIA
-        }
-        return cls(
-            num_questions=len(usable),
-            num_sot=len(num_points),
-            speed_up=_median([plain.seconds / mine.seconds for plain, mine in pairs if mine.seconds]),
-            seconds=_median([answer.seconds for answer in ours]),
-            num_points=_mean(num_points),
-            num_words=_mean([answer.num_words for answer in ours]),
-            prefill_overhead=sum(b for _, b in counted) / sum(a for a, _ in counted) if counted else None,
-            net_win_rates={name: NetWinRate.of(values) for name, values in scores.items() if values},
-        )
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values or [0.0])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values or [0.0])
 
 
 @dataclass(frozen=True)
@@ -174,15 +132,31 @@ class Evaluation:
         return list(dict.fromkeys(one.question.category for one in self.by_model[model]))
 
     def figures(self, model: str, mode: Mode, category: str | None = None) -> Figures:
-        """The figures of one model and mode, over one category or all questions."""
-        results = self.by_model[model]
-        return Figures.of([one for one in results if category in (None, one.question.category)], mode)
+        """The figures of one model and mode, over one category or all questions, without failed ones."""
+        in_category = [one for one in self.by_model[model] if category in (None, one.question.category)]
+        usable = [one for one in in_category if not one.failure and mode in one.answers]
+        pairs = [(one.answers["plain"], one.answers[mode]) for one in usable]
+        ours = [answer for _, answer in pairs]
+        num_points = [answer.num_points for answer in ours if answer.num_points]
+        counted = [(a.input_tokens, b.input_tokens) for a, b in pairs if a.input_tokens and b.input_tokens]
+        scores = {name: [one.score(mode, name) for one in usable] for name in CRITERIA}
+        judged = {name: [score for score in given if score is not None] for name, given in scores.items()}
+        return Figures(
+            num_questions=len(usable),
+            num_sot=len(num_points),
+            speed_up=median([plain.seconds / mine.seconds for plain, mine in pairs if mine.seconds] or [0.0]),
+            seconds=median([answer.seconds for answer in ours] or [0.0]),
+            num_points=fmean(num_points or [0.0]),
+            num_words=fmean([answer.num_words for answer in ours] or [0.0]),
+            prefill_overhead=sum(b for _, b in counted) / sum(a for a, _ in counted) if counted else None,
+            net_win_rates={name: NetWinRate.of(values) for name, values in judged.items() if values},
+        )
 
     @property
-    def health(self) -> JudgeHealth:
-        """The health of the judge over all comparisons."""
-        results = [one for results in self.by_model.values() for one in results]
-        return JudgeHealth.of([comparison for one in results for comparison in one.comparisons.values()])
+    def health(self) -> dict[str, float]:
+        """How reliable the judge is over all comparisons; see :func:`judge_health`."""
+        compared = [one for results in self.by_model.values() for one in results]
+        return judge_health([comparison for one in compared for comparison in one.comparisons.values()])
 
     def summary(self) -> dict[str, Any]:
         """All results as JSON values, rounded."""
@@ -227,7 +201,7 @@ def markdown(evaluation: Evaluation) -> str:
         "Net win rate: wins minus losses against plain, its 95 % bootstrap interval, wins, ties and losses.",
     ]
     if evaluation.judge:
-        parts += ["## The judge", _health(evaluation.health)]
+        parts += ["## The judge", _table([evaluation.health])]
     for model, results in evaluation.by_model.items():
         failures = [one.failure for one in results if one.failure]
         parts += [
@@ -243,13 +217,6 @@ def markdown(evaluation: Evaluation) -> str:
         parts.append(_table(rows))
         parts += [f"Failed: {escape(failure)}" for failure in dict.fromkeys(failures)]
     return "\n\n".join(parts) + "\n"
-
-
-def _health(health: JudgeHealth) -> str:
-    return (
-        f"{health.num_judgements} judgements: {health.num_unreadable} without a verdict, {health.num_failed} "
-        f"failed. Position bias {health.position_bias:+.0%} (first minus second), averaged out."
-    )
 
 
 def _row(result: QuestionResult) -> dict[str, Any]:

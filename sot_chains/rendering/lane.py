@@ -6,22 +6,22 @@ Knows finished messages and their traces. Does not know HTML.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader
 from langchain_core.messages import AIMessage
 
-from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
+from sot_chains.calls.trace import PointTrace, SotTrace
 
 _LONGEST_SOURCE = 60
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Text of one source."""
 
     text: str
@@ -29,45 +29,55 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Block:
-    """A point, or a whole plain answer."""
-
-    heading: str  # of a point, with its number
-    parts: tuple[Part, ...]
-    note: str = ""  # why it is incomplete
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One model call in time, in seconds since the answer was begun."""
-
-    label: str
-    start: float
-    first_text: float | None
-    end: float
-
-
-@dataclass(frozen=True)
 class Lane:
-    """One answer."""
+    """One answer, or why there is none."""
 
     name: str  # a short name without blanks, which gives the colour: "plain", "sot", "copy"
     title: str
     note: str = ""  # why it took its route, or why there is no answer
-    blocks: tuple[Block, ...] = ()
-    bars: tuple[Bar, ...] = ()
+    message: AIMessage | None = None  # of SkeletonOfThought, or with citations in its metadata
     seconds: float | None = None  # None if there is no answer
     first_text_seconds: float | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    num_calls: int | None = None
     price: float | None = None
+
+    @property
+    def trace(self) -> SotTrace | None:
+        """How an answer of ``SkeletonOfThought`` came about."""
+        trace: SotTrace | None = self.message.response_metadata.get("sot") if self.message else None
+        return trace
+
+    @property
+    def points(self) -> list[PointTrace]:
+        """The points and the conclusion; of an answer in one piece none."""
+        if self.trace is None or self.trace["route"] == "plain":
+            return []
+        points = [*self.trace["points"], *filter(None, [self.trace["conclusion"]])]
+        return [point for point in points if point["status"] != "omitted"]
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The text of an answer in one piece, by source."""
+        if self.message is None:
+            return []
+        return _parts(str(self.message.text), self.message.response_metadata.get("citations") or [])
 
     @property
     def sources(self) -> list[str]:
         """The sources it copies from, in the order of its text."""
-        parts = [part for block in self.blocks for part in block.parts]
-        return list(dict.fromkeys(part.source for part in parts if part.source is not None))
+        return list(dict.fromkeys(part.source for part in self.parts if part.source is not None))
+
+    @property
+    def calls(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The model calls with their labels; times are in seconds since the answer was begun."""
+        if (trace := self.trace) is None:
+            call = {"start_seconds": 0.0, "first_text_seconds": self.first_text_seconds}
+            return [] if self.seconds is None else [("answer", {**call, "end_seconds": self.seconds})]
+        calls: list[tuple[str, Mapping[str, Any] | None]] = [("skeleton", trace["skeleton_call"])]
+        for point in trace["points"]:
+            after = f" (after {', '.join(map(str, point['needs']))})" if point["needs"] else ""
+            calls.append((f"{point['number']}. {point['label']}{after}", point))
+        calls += [("conclusion", trace["conclusion"]), ("plain answer", trace["plain_call"])]
+        return [(label, call) for label, call in calls if call]
 
 
 def make_lane(
@@ -79,66 +89,20 @@ def make_lane(
 ) -> Lane:
     """The lane of an answer of ``SkeletonOfThought``, or of one with citations in ``response_metadata``."""
     trace: SotTrace | None = message.response_metadata.get("sot")
-    usage = message.usage_metadata
-    lane = Lane(
-        name,
-        title,
-        input_tokens=usage["input_tokens"] if usage else None,
-        output_tokens=usage["output_tokens"] if usage else None,
-        num_calls=trace["num_calls"] if trace else 1,
-    )
     if trace is None:
-        parts = _parts(str(message.text), message.response_metadata.get("citations") or [])
-        bars = () if seconds is None else (Bar("answer", 0.0, first_text_seconds, seconds),)
-        lane = replace(lane, seconds=seconds, first_text_seconds=first_text_seconds)
-        return replace(lane, blocks=(Block("", parts),), bars=bars)
-    return replace(
-        lane,
-        note=trace["route_reason"] if name != "plain" else "",  # plain decoding was chosen by the user
-        blocks=_blocks(trace, str(message.text)),
-        bars=_bars(trace),
-        seconds=trace["seconds"],
-        first_text_seconds=trace["first_text_seconds"],
-        price=trace["cost"]["price"],
-    )
+        return Lane(name, title, "", message, seconds, first_text_seconds)
+    note = trace["route_reason"] if name != "plain" else ""  # plain decoding was chosen by the user
+    times = trace["seconds"], trace["first_text_seconds"]
+    return Lane(name, title, note, message, *times, trace["cost"]["price"])
 
 
-def _blocks(trace: SotTrace, text: str) -> tuple[Block, ...]:
-    if trace["route"] == "plain":
-        notes = [failure["reason"] for failure in trace["failures"]]
-        return (Block("", (Part(text),), "".join(notes[:1])),)
-    points = [*trace["points"], *filter(None, [trace["conclusion"]])]
-    return tuple(
-        Block(_heading(point) if point["number"] else "", (Part(point["text"]),), point["reason"] or "")
-        for point in points
-        if point["status"] != "omitted"
-    )
-
-
-def _bars(trace: SotTrace) -> tuple[Bar, ...]:
-    calls: list[tuple[str, CallTrace | None]] = [("skeleton", trace["skeleton_call"])]
-    for point in trace["points"]:
-        after = f" (after {', '.join(map(str, point['needs']))})" if point["needs"] else ""
-        calls.append((_heading(point) + after, point))
-    calls += [("conclusion", trace["conclusion"]), ("plain answer", trace["plain_call"])]
-    return tuple(
-        Bar(label, call["start_seconds"], call["first_text_seconds"], call["end_seconds"])
-        for label, call in calls
-        if call
-    )
-
-
-def _heading(point: PointTrace) -> str:
-    return f"{point['number']}. {point['label']}"
-
-
-def _parts(text: str, citations: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
+def _parts(text: str, citations: Sequence[Mapping[str, Any]]) -> list[Part]:
     owner: list[str | None] = [None] * len(text)
     for citation in sorted(citations, key=lambda one: one["end"] - one["start"]):
         cited = slice(citation["start"], min(citation["end"], len(text)))
         owner[cited] = [_find_source(citation)] * len(owner[cited])
     by_source = groupby(zip(owner, text, strict=True), key=itemgetter(0))
-    return tuple(Part("".join(letter for _, letter in letters), source) for source, letters in by_source)
+    return [Part("".join(letter for _, letter in letters), source) for source, letters in by_source]
 
 
 def _find_source(citation: Mapping[str, Any]) -> str:
@@ -172,5 +136,4 @@ class Run:
         return self._rendered("page.html")
 
     def _rendered(self, template: str) -> str:
-        longest = max((bar.end for lane in self.lanes for bar in lane.bars), default=0.0)
-        return _environment.get_template(template).render(run=self, longest=longest)
+        return _environment.get_template(template).render(run=self)

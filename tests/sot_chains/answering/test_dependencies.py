@@ -272,5 +272,5 @@ async def test_what_stands_around_the_points_is_shown() -> None:
     model = PacedChatModel(answer=answer)
     message = await sot_of(model, dependencies=True, conclusion=True).ainvoke(QUESTION)
     lane = make_lane("sot", "Skeleton-of-Thought", message)
-    assert [block.heading for block in lane.blocks][-2:] == ["3. Less coffee", ""]
-    assert [bar.label for bar in lane.bars][-2:] == ["3. Less coffee (after 1, 2)", "conclusion"]
+    assert [(point["number"], point["label"]) for point in lane.points][-2:] == [(3, "Less coffee"), (0, "")]
+    assert [label for label, _ in lane.calls][-2:] == ["3. Less coffee (after 1, 2)", "conclusion"]

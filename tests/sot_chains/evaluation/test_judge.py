@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableLambda
 from sot_chains.calls.retries import Retries
 from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store
 from sot_chains.evaluation.judge import ASPECTS, Comparison, make_request, read_verdict
-from sot_chains.evaluation.results import JudgeHealth, NetWinRate
+from sot_chains.evaluation.results import NetWinRate, judge_health
 from tests.sot_chains.evaluation.judges import always_first, answers_in, leans_to_the_first, prefers_longer
 from tests.sot_chains.fakes import FakeProvider
 
@@ -36,8 +36,7 @@ async def test_a_judge_that_always_prefers_the_first_gives_no_net_win_but_is_fou
     rate = NetWinRate.of([score for one in comparisons if (score := one.score) is not None])
     assert (rate.net, rate.low, rate.high) == (0.0, 0.0, 0.0)
     assert (rate.num_wins, rate.num_ties, rate.num_losses) == (0, len(PAIRS), 0)
-    health = JudgeHealth.of(comparisons)
-    assert health.position_bias == 1.0
+    assert judge_health(comparisons)["position_bias"] == 1.0
 
 
 @pytest.mark.parametrize("judge", [prefers_longer, leans_to_the_first])
@@ -106,8 +105,8 @@ async def test_what_is_no_verdict_is_counted_and_never_a_tie(
         assert len(store._values) == (2 if outcome == "unreadable" else 0)
     assert comparison == Comparison(outcome, outcome)  # type: ignore[arg-type]  # one of them
     assert comparison.score is None
-    health = JudgeHealth.of([comparison])
-    counts = {"unreadable": health.num_unreadable, "failed": health.num_failed}
+    health = judge_health([comparison])
+    counts = {"unreadable": health["num_unreadable"], "failed": health["num_failed"]}
     assert counts == {kind: 2 * (kind == outcome) for kind in counts}
 
 

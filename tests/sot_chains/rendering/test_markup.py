@@ -76,8 +76,8 @@ def test_copied_spans_are_marked_by_their_source() -> None:
     documents = [Document("the kiln is opened at noon", metadata={"source": EVIL}), Document("a b c d e")]
     message = _cited("As said, the kiln is opened at noon, and a b c d e.", *documents)
     lane = make_lane("copy", "Copying", message, seconds=2.0, first_text_seconds=0.5)
-    assert [part.source is None for part in lane.blocks[0].parts] == [True, False, True, False, True]
-    assert "".join(part.text for part in lane.blocks[0].parts) == message.text
+    assert [part.source is None for part in lane.parts] == [True, False, True, False, True]
+    assert "".join(part.text for part in lane.parts) == message.text
     read = _Read(Run("q", "m", (lane,)).page())
     assert read.tags.count("mark") == 4  # two spans, two in the legend
     assert ("title", lane.sources[0]) in read.attributes
