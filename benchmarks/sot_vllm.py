@@ -1,7 +1,7 @@
 """Skeleton-of-Thought over a running vLLM: speed-up over plain answers, by the questions asked at once.
 
 Asks the same questions plainly and point by point, several at a time, and reads from vLLM's metrics how much
-of the prompts was found in its prefix cache. The two ways alternate. Start vLLM first, see docs/scaling.md::
+of the prompts was found in its prefix cache. The two ways alternate. Start vLLM first, see the guide::
 
     python -m benchmarks.sot_vllm --base-url http://127.0.0.1:8000/v1 --model MODEL --save
 """

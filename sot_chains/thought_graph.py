@@ -26,8 +26,7 @@ class ThoughtGraph(SkeletonOfThought):
     Args:
         model: As for ``SkeletonOfThought``.
         thoughts: The thoughts in reading order, or prompts by name.
-        conclusion: Whether the model concludes with all thoughts in view.
-        **options: Further arguments of ``SkeletonOfThought``, e.g. ``limits``, ``on_failure``.
+        **options: Arguments of ``SkeletonOfThought``, e.g. ``limits``, ``conclusion=True`` for an end.
 
     Example:
         >>> from langchain_core.language_models import FakeListChatModel

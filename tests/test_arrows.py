@@ -17,6 +17,7 @@ from sot_chains.answering.answer import Answer
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("sot_chains", "local_backend", "retrieval_copy")
+ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 COMMAND = "langchain_parallel_decoding"  # the command `sot`, above all three
 
 
@@ -260,7 +261,7 @@ def test_the_public_surface_is_what_all_says(package: str) -> None:
 
 
 def test_the_page_on_architecture_says_the_same() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    page = ARCHITECTURE.read_text("utf-8")
     said = {
         package: [layer.split() for layer in layers.split("<")]
         for package, layers in re.findall(r"^(\w+): (.+)$", page.split("## Layers")[1], re.MULTILINE)
@@ -273,5 +274,5 @@ def test_the_page_on_architecture_says_the_same() -> None:
 def test_the_page_on_architecture_shows_the_algorithm_as_it_is() -> None:
     """Fails after a change of ``Answer.write``: copy its source into the page."""
     source = textwrap.dedent(inspect.getsource(Answer.write)).rstrip()
-    assert f"```python\n{source}\n```" in (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert f"```python\n{source}\n```" in ARCHITECTURE.read_text("utf-8")
     assert len(source.splitlines()) <= 40

@@ -1,10 +1,11 @@
-"""What the project shows is true: the README's code and the notebooks run."""
+"""What the project shows is true: code and notebooks run, links lead somewhere, the reference is whole."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from tests.sot_chains.server import chat_server
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PAGES = sorted(page for page in (ROOT / "docs").glob("*.md") if "```python" in page.read_text("utf-8"))
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 # The page on architecture quotes the source, with which ``test_arrows.py`` compares it.
-RUNNING_PAGES = [page for page in PAGES if page.stem != "architecture"]
+RUNNING_PAGES = [
+    page for page in PAGES if "```python" in page.read_text("utf-8") and page.stem != "architecture"
+]
 README = (ROOT / "README.md").read_text("utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
@@ -70,15 +74,40 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, capsys: pytest.C
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_links_to_what_exists(page: Path) -> None:
-    for target in re.findall(r"\]\(((?!http)[^)#]+)\)", page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+def _links(text: str) -> list[str]:
+    """Relative targets of Markdown and of pictures in HTML, without their anchors."""
+    return re.findall(r"""(?:\]\(|(?:src|srcset|href)=")((?!https?:|#)[^)#\s"]+)""", text)
 
 
-def test_the_readme_links_to_what_exists() -> None:
-    for target in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_pages_link_to_files_that_exist() -> None:
+    """Whether anchors exist, too, is checked by ``make docs``."""
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        for target in _links(page.read_text("utf-8")):
+            assert (page.parent / target).exists(), (page, target)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert len(navigation) == len(set(navigation))
+    notebooks = {f"notebooks/{notebook.stem}.md" for notebook in NOTEBOOKS}
+    assert set(navigation) == notebooks | {page.relative_to(DOCS).as_posix() for page in PAGES}
+
+
+@pytest.mark.parametrize("package", ["sot_chains", "local_backend", "retrieval_copy"])
+def test_the_reference_has_every_public_name(package: str) -> None:
+    """Of the package and of its folders that say what is public; and nothing that is private."""
+    page = (DOCS / "reference" / f"{package}.md").read_text("utf-8")
+    named = re.findall(r"^(?:::: |### \w+ \{#)([\w.]+)", page, re.MULTILINE)
+    assert len(named) == len(set(named))
+    assert not [name for name in named if "._" in name]
+    last = {name.rpartition(".")[2] for name in named}
+    for module in (ROOT / package).rglob("__init__.py"):
+        if "__all__" in module.read_text("utf-8"):
+            dotted = ".".join(module.relative_to(ROOT).parent.parts)
+            assert set(import_module(dotted).__all__) <= last, dotted
+
+
+def test_the_readme_names_targets_of_the_makefile() -> None:
     for target in re.findall(r"`?make ([a-z-]+)`?", README):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
 

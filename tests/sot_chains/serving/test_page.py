@@ -169,7 +169,7 @@ async def test_a_failure_is_shown_and_a_race_can_be_stopped() -> None:
 
 @pytest.mark.slow
 async def test_on_the_default_model_in_light_dark_and_on_a_phone(tmp_path: Path) -> None:
-    """Set SCREENSHOTS to a folder to keep the pictures that docs/serving.md shows."""
+    """Set SCREENSHOTS to a folder to keep the pictures that docs/guides/serving.md shows."""
     from local_backend import ChatLocal
 
     folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
