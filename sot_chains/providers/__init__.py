@@ -31,17 +31,22 @@ def make_provider(model: str | Runnable[Any, Any] | Provider, **options: Any) ->
     Raises:
         ValueError: A name without a vendor, or with one that is not supported.
         TypeError: ``model`` is none of these, or options were given for a model that brings its own.
+        ImportError: The extra of the model's vendor is not installed.
     """
     if isinstance(model, str):
         vendor, _, name = model.partition(":")
-        if vendor == "openai":
-            from sot_chains.providers.openai import OpenAIProvider
+        try:
+            if vendor == "openai":
+                from sot_chains.providers.openai import OpenAIProvider
 
-            return OpenAIProvider(name, **options)
-        if vendor == "anthropic":
-            from sot_chains.providers.anthropic import AnthropicProvider
+                return OpenAIProvider(name, **options)
+            if vendor == "anthropic":
+                from sot_chains.providers.anthropic import AnthropicProvider
 
-            return AnthropicProvider(name, **options)
+                return AnthropicProvider(name, **options)
+        except ModuleNotFoundError as error:
+            message = f"{model!r} needs the extra {vendor}: pip install '.[{vendor}]' in a checkout"
+            raise ImportError(message) from error
         raise ValueError(
             f'the model {model!r} is not supported by name; supported is "openai:MODEL", with base_url=... '
             'for compatible servers, and "anthropic:MODEL". Any other model can be given as a LangChain chat '

@@ -155,8 +155,9 @@ def _load_shipped() -> tuple[Encoder | None, Head]:
 def _load_once() -> tuple[Encoder | None, Head]:
     try:
         return Encoder(), Head.load(SHIPPED_HEAD)
-    except OSError as error:
-        warnings.warn(f"the router reads words alone and decides less well: {error}", stacklevel=2)
+    except (OSError, ImportError) as error:
+        how = "" if isinstance(error, OSError) else "; pip install '.[router]' in a checkout"
+        warnings.warn(f"the router reads words alone and decides less well: {error}{how}", stacklevel=2)
         return None, Head.load(WORDS_HEAD)
 
 
