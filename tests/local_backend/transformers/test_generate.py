@@ -28,7 +28,7 @@ from local_backend.transformers.generate import ParallelDecoding, generate
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import tiny_chat_model, tiny_tokenizer
 
-# As `docs/guides/models.md` gives it.
+# As `docs/guides/engines.md` gives it.
 _CUSTOM_GENERATE = """
 from local_backend.transformers.generate import generate as parallel_generate
 
