@@ -43,8 +43,7 @@ def most_likely(logits: Tensor) -> Tensor:
         return logits.argmax(-1)
     # On one thread: those of torch would wait, spinning, on the cores that the next forward needs.
     scores = logits.reshape(-1, logits.shape[-1])
-    starts = range(0, len(scores), _POSITIONS_AT_ONCE)
-    found = [scores[start : start + _POSITIONS_AT_ONCE].float().numpy().argmax(-1) for start in starts]
+    found = [some.float().numpy().argmax(-1) for some in scores.split(_POSITIONS_AT_ONCE)]
     return torch.from_numpy(np.concatenate(found)).view(logits.shape[:-1])
 
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
         repack(model)
         return True
     groups = _groups(model)
-    if unasked and sum(map(_num_bytes, groups)) > _FREE_MEMORY_SHARE * _free_bytes():
+    num_bytes = sum(layer.weight.nbytes for group in groups for layer in group)
+    if unasked and num_bytes > _FREE_MEMORY_SHARE * _free_bytes():
         return False
     for group in groups:
         product = PrepackedProduct([LayerTensors.of(module) for module in group])
@@ -217,12 +218,7 @@ def _packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], T
     """The product with a matrix that oneDNN has packed."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR)
     multiply = torch.ops.mkldnn._linear_pointwise.default
-
-    def product(inputs: Tensor) -> Tensor:
-        output: Tensor = multiply(inputs, packed, bias, "none", [], "")
-        return output
-
-    return product
+    return lambda inputs: cast("Tensor", multiply(inputs, packed, bias, "none", [], ""))
 
 
 @cache
@@ -272,10 +268,6 @@ def _prepacked(model: torch.nn.Module) -> Iterator[PrepackedLinear]:
     for module in model.modules():
         if isinstance(layer := vars(module).get("forward"), PrepackedLinear):
             yield layer
-
-
-def _num_bytes(group: Sequence[torch.nn.Linear]) -> int:
-    return sum(layer.weight.nbytes for layer in group)
 
 
 def _free_bytes() -> int:

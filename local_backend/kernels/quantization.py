@@ -67,8 +67,7 @@ def product_in_4_bits(weight: Tensor, grid: Tensor, bias: Tensor | None) -> Call
     multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
     def product(inputs: Tensor) -> Tensor:
-        columns = inputs.reshape(-1, inputs.shape[-1])
-        output: Tensor = multiply(columns, packed, GROUP_SIZE, scales_and_zeros)
+        output: Tensor = multiply(inputs.flatten(0, -2), packed, GROUP_SIZE, scales_and_zeros)
         output = output.view(*inputs.shape[:-1], output.shape[-1])
         return output if bias is None else output + bias
 

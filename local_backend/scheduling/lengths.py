@@ -196,8 +196,6 @@ class Scheduling:
         """Convert a policy's name or ``None`` to a ``Scheduling``; raises ``TypeError`` for anything else."""
         if scheduling is None or isinstance(scheduling, str):
             return cls(scheduling or "first_come")
-        if not isinstance(scheduling, Scheduling):
-            raise TypeError(
-                f"scheduling is a Scheduling or the name of a policy, got {type(scheduling).__name__}"
-            )
-        return scheduling
+        if isinstance(scheduling, Scheduling):
+            return scheduling
+        raise TypeError(f"scheduling is a Scheduling or a policy's name, got {type(scheduling).__name__}")

@@ -40,12 +40,9 @@ class OnDevice(torch.Tensor):
 def test_a_step_reads_the_device_once(
     drafter: str, params: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def filter_and_look_up(weights: Any, _: Any, params: Any, uniforms: Any) -> Any:
-        return sampling._look_up(sampling._filtered(weights, params), uniforms)
-
     # As on a device: a CPU has faster ways, which read what they compute.
     monkeypatch.setattr(choosing, "most_likely", lambda logits: logits.argmax(-1))
-    monkeypatch.setattr(sampling, "_look_up_and_refuse", filter_and_look_up)
+    monkeypatch.setattr(sampling, "_READ_AT_ONCE", ())
     choose_ahead = choosing.choose_tokens
     monkeypatch.setattr(decode_loop, "choose_tokens", lambda *given, ahead: choose_ahead(*given, ahead=True))
     with Engine(random_llama(eos_token_id=None), tiny_tokenizer(), drafter, max_rows=4) as engine:

@@ -81,7 +81,7 @@ def test_a_draw_does_not_depend_on_the_batch(options: dict[str, float]) -> None:
     ]
     params = SamplingParams(temperature=0.8, **options)  # type: ignore[arg-type]  # some of its fields
     for seed in range(20):
-        scores, uniform = _scores(700, seed), (seed + 0.5) / 20
+        scores, uniform = (1 + seed % 2 * 99) * _scores(700, seed), (seed + 0.5) / 20
         (alone,) = sample(scores[None].clone(), [params], [uniform]).tolist()
         others = torch.stack([*(_scores(700, 50 + one) for one in range(len(mixed))), scores])
         together = sample(others, [*mixed, params], [*[0.4] * len(mixed), uniform]).tolist()
@@ -96,18 +96,14 @@ def test_without_sorting_the_same_tokens_are_left(monkeypatch: pytest.MonkeyPatc
     ends = [0.0, 1 - 2**-53, *torch.linspace(0, 1 - 2**-24, 600).tolist()]
     rows = scores.repeat(len(ends), 1)
     assert set(sample(rows.clone(), [params] * len(ends), ends).tolist()) <= possible
-    monkeypatch.setattr(
-        sampling,
-        "_look_up_and_refuse",
-        lambda weights, _, each, uniforms: sampling._look_up(sampling._filtered(weights, each), uniforms),
-    )
+    monkeypatch.setattr(sampling, "_look_up_refusing", sampling._look_up_sorted)
     assert set(sample(rows, [params] * len(ends), ends).tolist()) <= possible
 
 
 def test_where_nothing_can_be_drawn_only_that_position_says_so() -> None:
     scores = torch.zeros(3, 40)
     scores[0], scores[2, 5] = -torch.inf, torch.nan
-    for options in FILTERS:
+    for options in [*FILTERS, {"top_k": 39}]:
         params = SamplingParams(temperature=0.7, **options)  # type: ignore[arg-type]  # some of its fields
         drawn = sample(scores.clone(), [params] * 3, [0.2, 0.5, 0.9]).tolist()
         assert drawn[0] == drawn[2] == -1
