@@ -13,6 +13,7 @@ import json
 import random
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Pace:
         requests_per_window: Requests beyond this number in ``window_seconds`` are refused with status 429.
         input_tokens_per_window: The same of input tokens.
         output_tokens_per_window: The same of output tokens.
+        tokens_per_window: The same of both together.
         window_seconds: Length of that window.
         failing: A point whose heading contains this text gets status 500.
         cut_once: The first reply to a point whose heading contains this text breaks off in the middle.
@@ -59,6 +61,7 @@ class Pace:
     requests_per_window: int | None = None
     input_tokens_per_window: int | None = None
     output_tokens_per_window: int | None = None
+    tokens_per_window: int | None = None
     window_seconds: float = 1.0
     failing: str | None = None
     cut_once: str | None = None
@@ -81,7 +84,7 @@ class PacedServer:
         charges: What was billed, a line for each request that was answered.
         requests: The bodies of requests, in order of arrival.
         refusals: By which limit requests were refused.
-        admitted: When requests were not, and how many input tokens of them count against the limit.
+        counted: When what was counted against the limits, by their names.
     """
 
     pace: Pace
@@ -91,7 +94,7 @@ class PacedServer:
     charges: list[Charge] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    admitted: list[tuple[float, int]] = field(default_factory=list)
+    counted: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
@@ -108,6 +111,12 @@ class PacedServer:
         """Output tokens of all requests."""
         return sum(charge.output_tokens for charge in self.charges)
 
+    def count(self, **amounts: int) -> None:
+        """Counts ``amounts`` against the limits, from now on."""
+        now = time.monotonic()
+        self._limits.spend(now, **amounts)
+        self.counted.append((now, amounts))
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection."""
         try:
@@ -118,17 +127,15 @@ class PacedServer:
         finally:
             writer.close()
 
-    async def _answer(  # noqa: PLR0915 - one request from its reading to its end
+    async def _answer(
         self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.num_requests += 1
         self.requests.append(request)
         now, pace, limits = asyncio.get_running_loop().time(), self.pace, self._limits
-        limits.requests, limits.window_seconds = pace.requests_per_window, pace.window_seconds
-        limits.input_tokens, limits.output_tokens = (
-            pace.input_tokens_per_window,
-            pace.output_tokens_per_window,
-        )
+        limits.window_seconds = pace.window_seconds
+        for name in ("requests", "tokens", "input_tokens", "output_tokens"):
+            setattr(limits, name, getattr(pace, f"{name}_per_window"))
         try:
             prompt = Prompt.of(request, pace.terms)
         except ValueError as error:
@@ -150,13 +157,12 @@ class PacedServer:
             return await _refuse(writer, 429, f"too many {refused[0]}", headers)
         tokens, point = self._reply(prompt.text), _POINT.search(prompt.text)
         heading = point[2] if point else ""
-        limits.spend(now, requests=1)
+        self.count(requests=1)
         if pace.failing and pace.failing in heading:
             return await _refuse(writer, 500, "this point cannot be written")
         charge = self._cache.charge(prompt, now)
         charge.tier = ("priority" if wire == "openai" else "fast") if is_fast else None
-        limits.spend(now, input_tokens=counted)
-        self.admitted.append((now, counted))
+        self.count(input_tokens=counted, tokens=counted)
         self.charges.append(charge)
         wait = pace.first_token_seconds * (10 if self._random.random() < pace.late_share else 1)
         if pace.prompt_tokens_per_second:
@@ -180,7 +186,7 @@ class PacedServer:
             said += token
             num_new = num_tokens(said) - charge.output_tokens
             charge.output_tokens += num_new
-            limits.spend(asyncio.get_running_loop().time(), output_tokens=num_new)
+            self.count(output_tokens=num_new, tokens=num_new)
             await stream.write(token)
         if is_cut:
             raise ConnectionError("the stream is to break off")

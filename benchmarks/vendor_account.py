@@ -241,9 +241,10 @@ def num_same_characters(one: str, other: str) -> int:
 
 @dataclass
 class RateLimits:
-    """At most so much in any window: requests, input tokens, output tokens. ``None`` for no limit."""
+    """At most so much in any window: requests, all tokens, input, output tokens. ``None`` for no limit."""
 
     requests: int | None = None
+    tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
     window_seconds: float = 1.0
@@ -259,12 +260,14 @@ class RateLimits:
         """What is left, by the names of the limits there are."""
         while self._spent and now - self._spent[0][0] >= self.window_seconds:
             self._used.subtract(self._spent.popleft()[1])
-        limits = {name: getattr(self, name) for name in ("requests", "input_tokens", "output_tokens")}
+        limits = {
+            name: getattr(self, name) for name in ("requests", "tokens", "input_tokens", "output_tokens")
+        }
         return {name: max(0, limit - self._used[name]) for name, limit in limits.items() if limit is not None}
 
     def refused(self, now: float, input_tokens: int) -> tuple[str, float] | None:
         """Which limit refuses a request, and in how many seconds it may be sent; ``None`` if none does."""
-        wanted = {"requests": 1, "input_tokens": input_tokens, "output_tokens": 1}
+        wanted = {"requests": 1, "tokens": input_tokens, "input_tokens": input_tokens, "output_tokens": 1}
         left = self.remaining(now)
         for name, number in wanted.items():
             if name in left and left[name] < number:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, TypeAlias, cast
 
@@ -182,11 +183,11 @@ class Caller:
         try:
             async for delta in deltas:
                 call.note(delta, self.now())
-                if delta.pause_seconds is None and delta.remaining is None:
-                    if plan.prefixes:
-                        plan.end(is_readable=True)
-                elif self._options.limiter:
-                    self._options.limiter.observe(delta.remaining or {}, delta.pause_seconds or 0.0)
+                is_of_account = delta.remaining is not None or delta.pause_seconds is not None
+                if limiter := self._options.limiter:
+                    limiter.note(delta, call.reserved, is_of_account=is_of_account)
+                if plan.prefixes and not is_of_account:
+                    plan.end(is_readable=True)
                 text = reply.feed(delta.text) if delta.text else ""
                 if reply.reasoning.has_discarded:
                     reply.reasoning.has_discarded = False
@@ -241,9 +242,14 @@ class Caller:
             if self._limiter is None:
                 yield
                 return
-            reserved = await self._limiter.admit(
+            expected: tuple[Any, ...] = ()
+            if self._limiter.counts_tokens:
+                num_read = plan.expected["cached_tokens"] if plan.expected and not self._counts_reads else 0
+                num_in = num_message_tokens(plan.messages) - num_read
+                expected = num_in, partial(self._expected_output, call, request)
+            call.reserved = await self._limiter.admit(
                 self._call_options.question_number,
-                *(self._expected_tokens(call, request, plan) if self._limiter.counts_tokens else ()),
+                *expected,
                 longest_wait_seconds=self._options.retries.longest_wait_seconds,
             )
             try:
@@ -251,16 +257,15 @@ class Caller:
             finally:
                 used = count_tokens(call.usage)
                 num_in = used["input_tokens"] - (0 if self._counts_reads else used["cached_tokens"])
-                self._limiter.release(reserved, (num_in, used["output_tokens"]) if call.usage else None)
+                self._limiter.release(call.reserved, (num_in, used["output_tokens"]) if call.usage else None)
 
-    def _expected_tokens(self, call: Call, request: Request, plan: Plan) -> tuple[int, int]:
+    def _expected_output(self, call: Call, request: Request) -> tuple[int, int]:
         parameters = self._call_options.parameters
         most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
         expected = self._options.expectations.output_tokens(call.stage)
         if request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
-        num_read = plan.expected["cached_tokens"] if plan.expected and not self._counts_reads else 0
-        return num_message_tokens(plan.messages) - num_read, most if isinstance(most, int) else expected
+        return (most, min(most, expected)) if isinstance(most, int) else (expected, expected)
 
     def _learn(self, call: Call, reply: ReplyReader) -> None:
         """Learns from a reply that has ended; raises if all was reasoning or the model says it has failed."""

@@ -36,7 +36,7 @@ class Expectations:
     A typical length would be exceeded by half of them, so the longest lately is kept, fading slowly.
     """
 
-    _FADE = 0.9
+    _FADE = 0.99
 
     def __init__(self) -> None:
         self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}

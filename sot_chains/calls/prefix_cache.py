@@ -201,9 +201,8 @@ class PrefixCache:
                 sizes[asked, shared.by_points] = size
         prefixes = [self._prefixes.setdefault(end, _Prefix(size)) for end, size in sizes.items()]
         marked = list(messages)
-        num_own = sum(
-            _is_marked(block) for one in messages for block in one.content if isinstance(block, dict)
-        )
+        blocks = [block for one in messages for block in one.content if isinstance(block, dict)]
+        num_own = sum("cache_control" in block or "prompt_cache_breakpoint" in block for block in blocks)
         most = _MOST_MARKS - num_own - ("cache_control" in self._parameters)
         for number, num_characters in reversed(list(sizes)[-most:] if known.marks and most > 0 else []):
             marked[number] = _marked(marked[number], num_characters, self._mark)
@@ -263,10 +262,6 @@ def _ends_with_text(message: BaseMessage) -> bool:
         return False
     last: Any = message.content if isinstance(message.content, str) else [*message.content, ""][-2:][0]
     return bool(str(last if isinstance(last, str) else last.get("text") or "").strip())
-
-
-def _is_marked(block: Mapping[str, Any]) -> bool:
-    return "cache_control" in block or "prompt_cache_breakpoint" in block
 
 
 def _marked(message: BaseMessage, num_characters: int | None, mark: Mapping[str, Any]) -> BaseMessage:

@@ -3,6 +3,10 @@
 Calls wait in one queue, ordered by question and then by arrival, so that earlier questions finish first.
 Only the first in the queue checks the limits; the others sleep until their turn, so thousands of them cost
 nothing. ``asyncio-throttle`` counts requests, a :class:`~sot_chains.calls.windows.Window` tokens.
+
+The server counts a request when it arrives, which nobody tells, and output tokens as it writes them. What is
+seen here is never earlier: the beginning of the response, and its text. So these are the moments from which
+both count. Until they are written, room is kept for as many output tokens as are expected.
 """
 
 from __future__ import annotations
@@ -17,18 +21,18 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeAlias
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
-from asyncio_throttle.throttler import Throttler
-
-from sot_chains.calls.windows import Spent, Window
-from sot_chains.providers.base import ProviderError
+from sot_chains.calls.windows import Requests, Reservation, Window
+from sot_chains.providers.base import Delta, ProviderError
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count()
 _LONG_SECONDS = 5.0
 _UNLIMITED = sys.maxsize
+_CHARACTERS = 4  # of a token, as long as the server has not counted them
+_LONGER = 1.01  # than the window of the server, for what its clock and ours do not agree in
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,6 @@ class Limits:
 
 _TOKENS = ("tokens", "input_tokens", "output_tokens")
 _PER_MINUTE = {name: f"{name}_per_minute" for name in _TOKENS}
-Reservation: TypeAlias = dict[str, Spent]  # in each window
 
 
 @dataclass(slots=True, order=True)
@@ -99,10 +102,9 @@ class Limiter:
         self._lock = threading.Lock()
         self._queue: list[_Waiter] = []
         self._first: _Waiter | None = None  # the one that checks the limits
-        self._closed_until = self._asked_seconds = 0.0
-        self._requests = Throttler(0)
+        self._closed_until = self._asked_seconds = self._told_until = 0.0
+        self._requests = Requests(0)
         self._windows = {name: Window(0, 0.0) for name in _TOKENS}
-        self._in_flight = dict.fromkeys(_TOKENS, 0)
         self.change(limits)
 
     def __deepcopy__(self, memo: object) -> Limiter:
@@ -113,15 +115,13 @@ class Limiter:
 
     def change(self, limits: Limits) -> None:
         """Switches to ``limits``. What was sent in this window still counts."""
-        # The delay between admitting a call and the server counting its request varies; the longer window
-        # absorbs the difference.
-        seconds = limits.window_seconds + min(0.03 * limits.window_seconds, 0.5)
         with self._lock:
             self.limits = limits
             self._requests.rate_limit = limits.requests_per_minute or _UNLIMITED
-            self._requests.period = seconds
             for name, window in self._windows.items():
-                window.limit, window.seconds = getattr(limits, _PER_MINUTE[name]) or _UNLIMITED, seconds
+                window.limit = getattr(limits, _PER_MINUTE[name]) or _UNLIMITED
+                window.seconds = limits.window_seconds * _LONGER
+            self._requests.period = limits.window_seconds * _LONGER
 
     @property
     def counts_tokens(self) -> bool:
@@ -138,72 +138,91 @@ class Limiter:
         self,
         question: int,
         input_tokens: int = 0,
-        output_tokens: int = 0,
+        output_tokens: Callable[[], tuple[int, int]] = lambda: (0, 0),
         *,
         longest_wait_seconds: float = float("inf"),
     ) -> Reservation:
-        """Waits until the limits allow the call; returns what it reserves, for :meth:`release`."""
-        wanted = dict(zip(_TOKENS, (input_tokens + output_tokens, input_tokens, output_tokens), strict=True))
+        """Waits until the limits allow the call; returns what it reserves, for :meth:`release`.
+
+        How many ``output_tokens`` count at once, as a bound does at OpenAI, and how many are expected, is
+        asked when it is its turn, since others have ended meanwhile.
+        """
+        waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._check_pause(longest_wait_seconds)
+            heapq.heappush(self._queue, waiter)
+            self._choose_first()
+        try:
+            while True:
+                seconds: float | None = None  # until it is woken: by a call that ends, or when it is its turn
+                with self._lock:
+                    if self._first is waiter:
+                        wanted = self._wanted(input_tokens, *output_tokens())
+                        closed = self._seconds_closed(wanted, longest_wait_seconds)
+                        is_full = self.num_running >= (self.limits.max_concurrent or _UNLIMITED)
+                        seconds = None if is_full else closed
+                if seconds == 0:
+                    await self._requests.acquire()  # type: ignore[no-untyped-call]  # it has no annotations
+                    with self._lock:
+                        self.num_running += 1
+                        _kept[self] = time.monotonic() + 2 * self.limits.window_seconds
+                        for name, window in self._windows.items():
+                            window.in_flight += wanted[name]
+                    return Reservation(time.monotonic(), wanted)
+                self._tell(seconds or 0.0)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(waiter.turn.wait(), seconds)
+                waiter.turn.clear()
+        finally:
+            self._leave(waiter)
+
+    def _wanted(self, num_in: int, num_bound: int, num_out: int) -> dict[str, int]:
+        wanted = dict(zip(_TOKENS, (num_in + num_bound, num_in, num_out), strict=True))
         for name, window in self._windows.items():
             if wanted[name] > window.limit:
                 raise ProviderError(
                     f"a request of about {wanted[name]} tokens can never be sent under {_PER_MINUTE[name]}="
                     f"{window.limit}; raise the limit, shorten the input or set max_tokens"
                 )
-        waiter = _Waiter(question, next(_numbers), asyncio.get_running_loop(), asyncio.Event())
-        with self._lock:
-            self._check_pause(longest_wait_seconds)
-            heapq.heappush(self._queue, waiter)
-            self._choose_first()
-        is_told = False
-        try:
-            while True:
-                with self._lock:
-                    is_first = self._first is waiter
-                    seconds = self._seconds_closed(wanted, longest_wait_seconds) if is_first else 0.0
-                    is_full = self.num_running >= (self.limits.max_concurrent or _UNLIMITED)
-                if seconds > 0:
-                    if not is_told:
-                        log_wait(seconds, "the rate limits of the account")
-                    is_told = True
-                    waiter.turn.clear()
-                    with suppress(TimeoutError):  # a call that ends may give back what it has reserved
-                        await asyncio.wait_for(waiter.turn.wait(), seconds)
-                elif is_full or not is_first:
-                    await waiter.turn.wait()
-                    waiter.turn.clear()
-                else:  # last, since a request counts from the moment at which it is admitted
-                    await self._count_request(waiter.loop)
-                    with self._lock:  # the server may have asked for a pause meanwhile
-                        if self._seconds_closed(wanted, longest_wait_seconds) <= 0:
-                            self.num_running += 1
-                            return self._reserve(wanted)
-        finally:
-            self._leave(waiter)
+        return wanted
 
-    def _reserve(self, wanted: dict[str, int]) -> Reservation:
+    def note(self, delta: Delta, reserved: Reservation | None = None, *, is_of_account: bool = False) -> None:
+        """Takes in what a response says: that it has begun, what was written, or how the account stands."""
+        if reserved:
+            written = delta.text or delta.reasoning
+            with self._lock:
+                if not reserved.spent:
+                    self._begin(reserved)
+                if written:
+                    self._count_written(reserved, max(1, len(written) // _CHARACTERS))
+        if is_of_account:
+            self._observe(delta.remaining or {}, delta.pause_seconds or 0.0)
+
+    def _begin(self, reserved: Reservation) -> None:
         now = time.monotonic()
-        for name, tokens in wanted.items():
-            self._in_flight[name] += tokens
-        return {name: window.spend(wanted[name], now) for name, window in self._windows.items()}
+        self._requests.move(reserved.admitted_at, now)
+        for name in _TOKENS[:2]:
+            self._windows[name].in_flight -= reserved.expected[name]
+            reserved.spent[name] = self._windows[name].spend(reserved.expected[name], now)
+
+    def _count_written(self, reserved: Reservation, num_tokens: int) -> None:
+        window, left = self._windows["output_tokens"], reserved.expected["output_tokens"]
+        reserved.expected["output_tokens"] = max(left - max(num_tokens, 0), 0)
+        window.in_flight -= left - reserved.expected["output_tokens"]
+        window.write(num_tokens, time.monotonic())
+        reserved.num_written += num_tokens
 
     def release(self, reserved: Reservation, tokens: tuple[int, int] | None) -> None:
         """Ends a call. ``tokens``, input and output, replace what it has reserved; ``None`` keeps that."""
         with self._lock:
             self.num_running -= 1
-            for name, spent in reserved.items():
-                self._in_flight[name] -= spent.tokens
+            if not reserved.spent:
+                self._begin(reserved)
             if tokens is not None:
-                self._windows["tokens"].correct(reserved["tokens"], sum(tokens))
-                self._windows["input_tokens"].correct(reserved["input_tokens"], tokens[0])
-                # They are counted as they are written: most of them in the later part of the call.
-                written, begun, now = (
-                    self._windows["output_tokens"],
-                    reserved["output_tokens"],
-                    time.monotonic(),
-                )
-                written.correct(begun, 0)
-                written.spend(tokens[1], begun.at + 0.75 * (now - begun.at))
+                self._windows["tokens"].correct(reserved.spent["tokens"], sum(tokens))
+                self._windows["input_tokens"].correct(reserved.spent["input_tokens"], tokens[0])
+                self._count_written(reserved, tokens[1] - reserved.num_written)
+            self._windows["output_tokens"].in_flight -= reserved.expected["output_tokens"]
             if self._first:
                 self._first.wake()
 
@@ -213,15 +232,19 @@ class Limiter:
         with self._lock:
             if seconds > 0 and until > self._closed_until:
                 self._closed_until, self._asked_seconds = until, seconds
+                _kept[self] = until
 
-    def observe(self, remaining: Mapping[str, int], pause_seconds: float) -> None:
+    def _observe(self, remaining: Mapping[str, int], pause_seconds: float) -> None:
         """Takes in what is left of the limits, as the server says: others may use the account, too."""
         if not self.counts_tokens:  # else there is a window for it
             self.pause(pause_seconds)
+        now = time.monotonic()
         with self._lock:
+            if self.limits.requests_per_minute and "requests" in remaining:
+                self._requests.observe(remaining["requests"], now)
             for name, window in self._windows.items():
                 if name in remaining and window.limit != _UNLIMITED:
-                    window.observe(remaining[name], self._in_flight[name], time.monotonic())
+                    window.observe(remaining[name], now)
 
     def _check_pause(self, longest_wait_seconds: float) -> float:
         left = self._closed_until - time.monotonic()
@@ -238,15 +261,15 @@ class Limiter:
 
     def _seconds_closed(self, wanted: dict[str, int], longest_wait_seconds: float) -> float:
         left, now = self._check_pause(longest_wait_seconds), time.monotonic()
+        left = max(left, self._requests.seconds_until_next(now))
         waits = [window.seconds_until(wanted[name], now) for name, window in self._windows.items()]
         return max(left, *waits)
 
-    async def _count_request(self, loop: asyncio.AbstractEventLoop) -> None:
-        note = loop.call_later(_LONG_SECONDS, _log.warning, "waiting: requests_per_minute is used up")
-        try:
-            await self._requests.acquire()  # type: ignore[no-untyped-call]  # it has no annotations
-        finally:
-            note.cancel()
+    def _tell(self, seconds: float) -> None:
+        """Logs a wait, once for all calls that wait at the same time."""
+        if seconds > _LONG_SECONDS and (now := time.monotonic()) >= self._told_until:
+            self._told_until = now + seconds
+            log_wait(seconds, "the rate limits of the account")
 
     def _choose_first(self) -> None:
         while self._first is None and self._queue:
@@ -275,7 +298,9 @@ def next_question() -> int:
     return next(_numbers)
 
 
-_limiters: dict[Hashable, Limiter] = {}
+# A limiter lives as long as a chain has it, or as long as it restricts calls of whoever comes next.
+_limiters: WeakValueDictionary[Hashable, Limiter] = WeakValueDictionary()
+_kept: dict[Limiter, float] = {}  # until when
 _limiters_lock = threading.Lock()
 
 
@@ -294,4 +319,6 @@ def _find_limiter(limits: Limits, key: Hashable | None) -> Limiter:
     if key is None:
         return Limiter(limits)
     with _limiters_lock:
+        for limiter in [one for one, until in list(_kept.items()) if until < time.monotonic()]:
+            _kept.pop(limiter, None)  # its calls in flight belong to a chain, which has it
         return _limiters.setdefault(key, Limiter(limits, key))

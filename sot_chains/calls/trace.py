@@ -13,6 +13,7 @@ from typing import Literal, TypedDict, cast
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
 from sot_chains.calls.usage import Cost, Tokens, count_tokens, num_tokens, total_tokens
+from sot_chains.calls.windows import Reservation
 from sot_chains.providers.base import Delta, find_ending
 
 # The text ends before its end; there is none; the point was left out of the answer because it failed.
@@ -102,6 +103,7 @@ class Call:
     model_name: str | None = None
     num_requests: int = 0
     estimated: Tokens | None = None
+    reserved: Reservation | None = None  # of the limits of the account
     tier: str | None = None  # that was asked for, or that served it
     reply_start: str | None = None  # what the reply of this attempt was begun with, if it was
     pieces: list[str] = field(default_factory=list)  # the raw text of this attempt

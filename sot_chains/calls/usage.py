@@ -97,6 +97,7 @@ class Cost(TypedDict):
 NO_TOKENS = Tokens(
     input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0, cache_write_1h_tokens=0
 )
+_NO_CACHE: Any = {"cached_tokens": 0, "cache_write_tokens": 0, "cache_write_1h_tokens": 0}
 
 
 def total_usage(usages: Iterable[UsageMetadata | None]) -> UsageMetadata | None:
@@ -161,7 +162,7 @@ def compute_cost(
     paid = uncached = plain_price = None
     if price:
         paid = sum(price.of(tokens, tier) for tier, tokens in by_tier)
-        uncached = sum(price.of(without_cache(tokens), tier) for tier, tokens in by_tier)
+        uncached = sum(price.of({**tokens, **_NO_CACHE}, tier) for tier, tokens in by_tier)
         plain_price = price.of(plain, next(iter(tiers), None))
     return Cost(
         stages=dict(stages),
@@ -173,11 +174,6 @@ def compute_cost(
         uncached_price=uncached,
         plain_price=plain_price,
     )
-
-
-def without_cache(tokens: Tokens) -> Tokens:
-    """``tokens`` without a cache."""
-    return {**NO_TOKENS, "input_tokens": tokens["input_tokens"], "output_tokens": tokens["output_tokens"]}
 
 
 _TOKENS_OF_A_MESSAGE = 4  # role and separators

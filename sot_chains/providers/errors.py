@@ -185,12 +185,10 @@ def parse_pause(headers: Mapping[str, str]) -> float | None:
     with suppress(TypeError, ValueError, OverflowError):
         return max(0.0, parsedate_to_datetime(value or "").timestamp() - time.time())
     pauses = [0.0]
-    for form, (unit, wanted) in product(_FORMS, _WANTED.items()):
-        left, limit = (
-            _number(headers.get(form.format(field=one, unit=unit))) for one in ("remaining", "limit")
-        )
-        if left == 0 and limit:
-            pauses.append(wanted / limit * 60)
+    for form, unit in product(_FORMS, _WANTED):
+        limit = _number(headers.get(form.format(field="limit", unit=unit)))
+        if limit and _number(headers.get(form.format(field="remaining", unit=unit))) == 0:
+            pauses.append(_WANTED[unit] / limit * 60)
     return max(pauses) or None
 
 
