@@ -164,6 +164,15 @@ def test_no_module_imports_back(package: str) -> None:
     sorter.prepare()  # raises CycleError, which names the circle
 
 
+# Packages that this project is built on, at the wish of those it is for.
+NAMED = ("langchain_core", "openai", "anthropic", "tiktoken", "asyncio_throttle", "pydantic", "transformers")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_named_packages_are_used(name: str) -> None:
+    assert any(name in _roots(path) for package in PACKAGES for path in _modules(package))
+
+
 def _num_lines(path: Path) -> int:
     return len(path.read_text("utf-8").splitlines())
 

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 _COLDEST, _LARGE_EXPONENT = 1e-30, 60  # in a calculation
 _READ_AT_ONCE = ("cpu",)  # devices whose values can be read without waiting for them
-_BLOCK, _LEAST_BLOCK, _NUM_PARTS = 256, 32, 8  # tokens, parts of a vocabulary
+_BLOCK, _LEAST_BLOCK, _NUM_PARTS = 256, 32, 8  # tokens, and parts of a vocabulary
 _BELOW_ONE = 1 - 2**-40
 # Of each number: its kind, its least and greatest value, and these in words.
 _BOUNDS: dict[str, tuple[Any, float, float, str]] = {
