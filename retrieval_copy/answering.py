@@ -14,9 +14,10 @@ from typing import Any, cast
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from retrieval_copy.citations.citations import cite
+from retrieval_copy.citations.citations import CitationStream, cite
 from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.support import REFUSAL, is_supported
 from retrieval_copy.conversation import Conversation, StreamedReply, text_of
@@ -72,7 +73,7 @@ class Answering:
         return await self._finish(request, reply)
 
     async def stream(self, model_input: LanguageModelInput) -> AsyncGenerator[AIMessageChunk, None]:
-        """The answer piece by piece; the last chunk carries citations and metadata.
+        """The answer piece by piece, citations with the piece after them; the last chunk carries the rest.
 
         Raises:
             RetrievalError: The retriever failed.
@@ -80,20 +81,24 @@ class Answering:
         request = await self.prepare(model_input)
         holds = self.options.on_unsupported != "mark"  # the answer may be replaced
         reply = StreamedReply(request.guard())
+        citing = CitationStream(request.documents, min_tokens=self.options.min_citation_tokens)
         pieces = self.model.astream(request.messages, self._of_call, **request.arguments)
         async with aclosing(cast("AsyncGenerator[Any, None]", pieces)):
             async for piece in pieces:
                 if (text := reply.add(piece)) and not holds:
-                    yield AIMessageChunk(content=text, id=reply.id)
+                    cited = citing.feed(text)
+                    metadata = {"model_provider": PROVIDER, "citations": cited} if cited else {}
+                    yield AIMessageChunk(content=text, id=reply.whole.id, response_metadata=metadata)
         rest = reply.end()
-        message = await self._finish(request, reply.message())
+        message = await self._finish(request, message_chunk_to_message(reply.whole))
         if text := str(message.text) if holds else rest:
             yield AIMessageChunk(content=text, id=message.id)
+        metadata = message.response_metadata
         yield AIMessageChunk(
             content="",
             id=message.id,
             usage_metadata=message.usage_metadata,
-            response_metadata=message.response_metadata,
+            response_metadata={**metadata, "citations": metadata["citations"][citing.num_given :]},
             chunk_position="last",
         )
 
@@ -163,7 +168,7 @@ class Answering:
         """The final message, with citations; acts on a reply that the passages do not support."""
         text, guard = text_of(reply), request.guard()
         if guard is not None:
-            text = guard.feed(text) + ("" if guard.is_over else guard.end())
+            text = guard.feed(text) + guard.end()
         citations = cite(text, request.documents, min_tokens=self.options.min_citation_tokens)
         supported = None
         if request.passages is not None:

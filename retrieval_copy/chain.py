@@ -49,7 +49,7 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
     ``response_metadata["citations"]`` holds a :class:`~retrieval_copy.Citation` for every span whose words
     stand in a document, ``content_blocks`` has them as LangChain's standard annotations, and
     ``response_metadata["retrieval"]["supported"]`` says whether the passages in the prompt support the
-    answer. In a stream they come with the last chunk.
+    answer. In a stream a citation comes once its span has ended, and the rest with the last chunk.
 
     A local model gets stop strings and at most 256 tokens with the default prompt, unless they are set.
     Keyword arguments of a call go to the model; ``retrieve=False`` answers it without documents.
@@ -143,7 +143,7 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        """Streams the answer to ``input``; the last chunk carries citations and metadata."""
+        """Streams the answer to ``input``; the last chunk carries metadata and the last citations."""
 
         async def only() -> AsyncIterator[LanguageModelInput]:
             yield input
@@ -153,10 +153,12 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
             run_manager: AsyncCallbackManagerForChainRun,
             config: RunnableConfig,
         ) -> AsyncGenerator[AIMessageChunk, None]:
-            (given,) = [value async for value in inputs]
-            async with aclosing(Answering(self.options, self.model, config, kwargs).stream(given)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            async for given in inputs:
+                async with aclosing(
+                    Answering(self.options, self.model, config, kwargs).stream(given)
+                ) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
 
         run = self._atransform_stream_with_config(only(), write, config)
         async with aclosing(cast("AsyncGenerator[AIMessageChunk, None]", run)) as chunks:
@@ -180,11 +182,10 @@ class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
 
         async def answer(given: LanguageModelInput, config: RunnableConfig) -> AIMessage:
             async with limit:
-                try:
-                    return await self.ainvoke(given, config, **kwargs)
-                except Exception as error:  # as in LangChain, any error is the result of its input
-                    if return_exceptions:
-                        return cast("AIMessage", error)  # as Runnable.abatch declares it
-                    raise
+                return await self.ainvoke(given, config, **kwargs)
 
+        if return_exceptions:
+            return cast(
+                "list[AIMessage]", await asyncio.gather(*map(answer, inputs, configs), return_exceptions=True)
+            )
         return await gather_or_cancel(map(answer, inputs, configs))

@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import logging
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing, suppress
 from io import TextIOWrapper
 from itertools import islice
@@ -241,12 +241,9 @@ def line_reader(console: Console) -> Callable[[], str]:
         with suppress(ImportError):  # on Windows
             import readline  # noqa: F401 - gives input() a history and editing
         return lambda: input(_PROMPT)
-    lines: Iterator[str] = iter(sys.stdin)
 
     def read() -> str:
-        line = next(lines, None)
-        if line is None:
-            raise EOFError
+        line = input()
         console.print(f"{_PROMPT}{line.strip()}", markup=False)
         return line
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import (
@@ -18,7 +17,6 @@ from langchain_core.messages import (
     SystemMessage,
     convert_to_messages,
 )
-from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.prompt_values import PromptValue
 
 from retrieval_copy.citations.questions import is_follow_up
@@ -107,7 +105,7 @@ class StreamedReply:
     """Collects the pieces of a streamed reply; ``guard`` passes text on until the model repeats itself."""
 
     def __init__(self, guard: LoopGuard | None = None) -> None:
-        self._whole = AIMessageChunk(content="")
+        self.whole = AIMessageChunk(content="")
         self._guard = guard
 
     def add(self, piece: object) -> str:
@@ -115,20 +113,9 @@ class StreamedReply:
         text = text_of(piece)
         known = piece if isinstance(piece, AIMessage) else AIMessage(text)
         fields = known.model_dump(include={"id", "usage_metadata", "response_metadata"})
-        self._whole += AIMessageChunk(content=text, **fields)
-        if self._guard is None:
-            return text
-        return "" if self._guard.is_over else self._guard.feed(text)
+        self.whole += AIMessageChunk(content=text, **fields)
+        return text if self._guard is None else self._guard.feed(text)
 
     def end(self) -> str:
         """The text held back so far, after the last piece."""
-        return "" if self._guard is None or self._guard.is_over else self._guard.end()
-
-    @property
-    def id(self) -> str | None:
-        """The message id of the reply."""
-        return self._whole.id
-
-    def message(self) -> AIMessage:
-        """The whole reply as one message, as the model wrote it."""
-        return cast("AIMessage", message_chunk_to_message(self._whole))
+        return "" if self._guard is None else self._guard.end()

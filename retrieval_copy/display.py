@@ -51,7 +51,7 @@ def find_citations(message: AIMessage) -> list[Citation]:
     if citations is None:
         raise ValueError(
             'the message has no response_metadata["citations"]: expected an answer of RetrievalCopyChain '
-            "(in a stream the last chunk has them, and the sum of all chunks)"
+            "(in a stream the sum of all chunks has them)"
         )
     return citations
 

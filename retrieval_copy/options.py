@@ -97,7 +97,7 @@ class AnswerOptions:
         """What ``question`` asks for, and how near ``passages`` are to it if the retriever knows meanings."""
         if not isinstance(self.retriever, HybridRetriever):
             return Question(question)
-        shown = [one.in_context for passage in passages for one in placed_sentences(passage)]
+        shown = [text for passage in passages for one in placed_sentences(passage) for text in one.contexts]
         return Question(question, await run_in_executor(None, self.retriever.likeness, question, shown))
 
     def bounds(self, passages: Sequence[str], asked: Question, conversation: Conversation) -> dict[str, Any]:

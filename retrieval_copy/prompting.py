@@ -48,17 +48,11 @@ _MOST_CHARACTERS_PER_TOKEN = 16
 _GAP = "\n[...]\n"
 
 
-def context_of(document: Document) -> str:
-    """Where ``document`` stands, on a line of its own: its title and the headings above it, if it has any."""
-    path = [str(document.metadata.get(name) or "") for name in ("title", "heading")]
-    context = " > ".join(filter(None, path))
-    return f"# {context}\n" if context else ""
-
-
 def in_context(document: Document) -> str:
-    """The text of ``document`` below its title and headings, to search by."""
-    context, text = context_of(document), document.page_content
-    return text if text.startswith(context) else context + text
+    """The text of ``document`` below a line with its title and headings, to search by."""
+    path, text = map(document.metadata.get, ("title", "heading")), document.page_content
+    context = f"# {' > '.join(map(str, filter(None, path)))}\n"
+    return text if context == "# \n" or text.startswith(context) else context + text
 
 
 class Excerpt(NamedTuple):

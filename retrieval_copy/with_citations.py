@@ -67,7 +67,8 @@ class WithCitations(BlockingRunnable[LanguageModelInput, AIMessage]):
             async for chunk in chunks:
                 if last is not None:
                     yield last
-                last = cast("AIMessageChunk", chunk)
+                metadata = {name: one for name, one in chunk.response_metadata.items() if name != "citations"}
+                last = cast("AIMessageChunk", chunk).model_copy(update={"response_metadata": metadata})
                 texts.append(str(last.text))
         if last is not None:
             yield self._cited(last, retrieved, text="".join(texts))

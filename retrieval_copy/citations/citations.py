@@ -7,16 +7,22 @@ documents; does not know models or retrievers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypedDict
 
+import regex
 from langchain_core.documents import Document
 from langchain_core.messages.content import Citation as CitationAnnotation
 
-from retrieval_copy.citations.words import Reading, is_word, readings
+from retrieval_copy.citations.words import Reading, is_word, normalised, readings
 
 MIN_CITATION_TOKENS = 8
 """Default minimum number of words in a citation."""
+
+
+# The last word of a text, which may go on, and those before it that a dash may join to it.
+_UNFINISHED = regex.compile(r"(?:\S*[\p{Pd}\u00ad\u2212\u2043\u00ac]\s+)*\S*\Z")
 
 
 class Passage(TypedDict):
@@ -80,6 +86,27 @@ def cite(
             )
         )
     return found
+
+
+class CitationStream:
+    """The citations of a text that arrives in pieces: each comes once it cannot grow any more."""
+
+    def __init__(self, documents: Sequence[Document], *, min_tokens: int = MIN_CITATION_TOKENS) -> None:
+        self._cite = partial(cite, documents=documents, min_tokens=min_tokens)
+        self._text = self._whole = ""
+        self.num_given = 0
+
+    def feed(self, piece: str) -> list[Citation]:
+        """The citations that end before the last whole word of the text so far, and have not been given."""
+        self._text += piece
+        whole = _UNFINISHED.sub("", self._text)
+        if whole == self._whole:
+            return []
+        self._whole = whole
+        found = self._cite(whole)[self.num_given :]
+        ended = [one for one in found if normalised(whole[one["end"] :]).text.strip()]
+        self.num_given += len(ended)
+        return ended
 
 
 def _spans(answer: Reading, documents: Sequence[Reading], min_tokens: int) -> Iterator[tuple[int, int, int]]:

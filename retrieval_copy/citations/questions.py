@@ -27,7 +27,7 @@ class _Kind(NamedTuple):
     maybe: regex.Pattern[str]  # what may be one
 
 
-_NAMED, _NEVER = regex.compile(r"\{([a-z]+)\}"), "(?!)"
+_NAMED, _NEVER = regex.compile(r"\{([a-z_]+)\}"), "(?!)"
 
 
 def _compiled(expression: str) -> regex.Pattern[str]:
@@ -46,11 +46,12 @@ _BY_NAME = {
 }
 _KINDS, _COUNT = [*_BY_NAME.values()], _BY_NAME["count"]
 _REFERS = _compiled(r"^\W*{follows}|{pronouns}")
+_COLUMN = regex.compile(r"(\w+): \d")  # of a table, over a number
 _NEAR = 3  # words between a number and what it counts
 _SURE, _MAYBE, _ABOVE, _CONTINUED, _LEADING = 0.5, 0.25, 0.6, 0.2, 0.5
-# What words, kinds and likeness weigh, and the least score of an answer: from right and wrong answers to
-# questions about the folder of `benchmarks.retrieval_recall` and four others.
-_WORDS, _KIND, _LIKENESS, _UNKNOWN, _MIN_SCORE = 0.7, 0.7, 0.5, 0.6, 0.99
+# What words and likeness weigh beside kinds, and the least score of an answer: from answers to questions
+# about four folders, which were also asked without the passages that answer them.
+_WORDS, _LIKENESS, _UNKNOWN, _MIN_SCORE = 0.7, 1.1, 0.87, 1.7
 
 
 class Question:
@@ -58,11 +59,12 @@ class Question:
 
     Args:
         text: The question; of several sentences, those that lead to the last question count half.
-        likeness: How near sentences are to it in meaning, by their text in context: 0 as others, 1 as answers
+        likeness: How near sentences are to it in meaning, by their contexts: 0 as others, 1 as answers
             usually are. Without, all count as nearly as near as answers.
 
     Attributes:
         terms: Its words that name the topic.
+        asks: Whether it is a question; a topic is better answered by a passage than by a sentence.
     """
 
     def __init__(self, text: str, likeness: Mapping[str, float] | None = None) -> None:
@@ -70,6 +72,7 @@ class Question:
         asked = next((part for part in reversed(SENTENCE_END.split(text)) if "?" in part), text)
         asking = [(one.start(), kind) for kind in _KINDS if (one := kind.asks.search(asked))]
         asking = asking or [(0, kind) for kind in _KINDS if kind.asks.search(text)]
+        self.asks = bool(asking) or not {"?", "？"}.isdisjoint(text)
         self._kind = min(asking, key=itemgetter(0), default=(0, _KINDS[-1]))[1]  # what is asked for first
         counts = self._kind is _COUNT and _COUNT.asks.search(asked)
         self._counted = frozenset(terms(asked[counts.end() :])[:1]) - COMMON if counts else frozenset()
@@ -80,18 +83,14 @@ class Question:
     def score(self, sentence: Sentence) -> float:
         """How well ``sentence`` answers it, to compare sentences by."""
         continued = self.among(sentence.before) if self.among(sentence.text) else ()
-        share = self.share(sentence) + _CONTINUED * self._part(continued)
-        likeness = self._likeness.get(sentence.in_context, _UNKNOWN)
-        return _WORDS * share + _KIND * self._kind_of(sentence.text) + _LIKENESS * likeness
+        held, above = self.among(sentence.text), self.among(sentence.headings)
+        share = self._part(held) + _ABOVE * self._part(above - held) + _CONTINUED * self._part(continued)
+        likeness = max(self._likeness.get(text, _UNKNOWN) for text in sentence.contexts)
+        return _WORDS * share + self._kind_of(sentence.text) + _LIKENESS * likeness
 
     def is_answered_by(self, sentence: Sentence) -> bool:
         """Whether the score of ``sentence`` is high enough, and it may be of the kind that is asked for."""
         return self._kind_of(sentence.text) > 0 and self.score(sentence) >= _MIN_SCORE
-
-    def share(self, sentence: Sentence) -> float:
-        """The share of its words that ``sentence`` has; those of the headings above it count less."""
-        held, above = self.among(sentence.text), self.among(sentence.headings)
-        return self._part(held) + _ABOVE * self._part(above - held)
 
     def _part(self, of_terms: Collection[str]) -> float:
         return sum(map(self._weights.__getitem__, of_terms)) / (sum(self._weights.values()) or 1.0)
@@ -107,10 +106,11 @@ class Question:
         return _MAYBE if self._has_new(maybe, text) else 0.0
 
     def _counts(self, text: str) -> bool:
-        """Whether a number stands shortly before the word of what is counted, or right after it."""
+        """Whether a number stands shortly before the word of what is counted, or in its column."""
         words = terms(text)
         numbers = (n for n, one in enumerate(words) if _COUNT.surely.fullmatch(one))
-        return any(not self._counted.isdisjoint(words[max(0, n - 1) : n + 1 + _NEAR]) for n in numbers)
+        in_cell = any(not self._counted.isdisjoint(terms(name)) for name in _COLUMN.findall(text))
+        return in_cell or any(not self._counted.isdisjoint(words[n + 1 : n + 1 + _NEAR]) for n in numbers)
 
     def _has_new(self, kind: regex.Pattern[str], text: str) -> bool:
         """Whether ``text`` has a word of ``kind`` that the question does not have itself."""

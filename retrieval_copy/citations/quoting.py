@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import takewhile
 
 from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.sentences import placed_sentences
@@ -31,14 +32,10 @@ def quoting_grammar(passages: Sequence[str], asked: Question) -> str | None:
         for number, first in enumerate(parts):
             if not first.may_answer:
                 continue
-            run = json.dumps(first.text, ensure_ascii=False)
-            closing = ""
-            for following in parts[number + 1 : number + _MOST_SENTENCES]:
-                if not following.may_follow:
-                    break
-                run += f" ({json.dumps(' ' + following.text, ensure_ascii=False)}"
-                closing += ")?"
-            quotations.append((asked.score(first), run + closing))
+            following = takewhile(lambda one: one.may_follow, parts[number + 1 : number + _MOST_SENTENCES])
+            texts = [first.text, *(f" {one.text}" for one in following)]
+            run = " (".join(json.dumps(text, ensure_ascii=False) for text in texts) + ")?" * (len(texts) - 1)
+            quotations.append((asked.score(first), run))
     if not quotations:
         return None
     best = max(score for score, _ in quotations)

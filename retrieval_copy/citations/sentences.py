@@ -22,6 +22,8 @@ SENTENCE_END = regex.compile(
 )
 _QUESTION = regex.compile(r"[?？][\"'”’)\]]*$")
 _CONTROL = regex.compile(r"[\p{Cc}\p{Cs}]")
+_CELLS = regex.compile(r"(?:^|; )[^:;]+: ([^;]+)")  # of a row that names its columns
+_REFERRING = regex.compile(rf"(?i:{'|'.join(filter(None, (one.get('referring') for one in LANGUAGES)))})\b")
 _MARKUP = regex.compile(r"^(?:[-*+#>|]+|\d+[.)])\s+")
 
 
@@ -35,18 +37,21 @@ class Sentence(NamedTuple):
     may_answer: bool  # whether it may be quoted by itself: a fragment may not, either
 
     @property
-    def in_context(self) -> str:
-        """The text below the last heading, to compare by meaning."""
-        return f"{self.headings.rpartition(_BREAK)[2]} {self.text}".strip()
+    def contexts(self) -> list[str]:
+        """The text below the last heading, to compare by meaning; of a row of a table, parts of it, too.
 
-
-def sentences(text: str) -> list[str]:
-    """The sentences of ``text`` on one line each, without those too long to be any or with rubbish."""
-    return [sentence.text for sentence in placed_sentences(text)]
+        What begins with a pronoun stands behind the sentence that it follows.
+        """
+        named = _CELLS.findall(self.text) if "; " in self.text else []
+        said = ", ".join(named) or (
+            f"{self.before} {self.text}" if _REFERRING.match(self.text) else self.text
+        )
+        whole = f"{self.headings.rpartition(_BREAK)[2]} {said}".strip()
+        return [whole, *(f"{named[0]}, {cell}" for cell in named[1:])]
 
 
 def placed_sentences(passage: str) -> list[Sentence]:
-    """The sentences of ``passage``, and where they stand in it."""
+    """The sentences of ``passage``, where they stand in it; without those too long or with rubbish."""
     found: list[Sentence] = []
     first = heading = before = ""
     for part in SENTENCE_END.split(passage):

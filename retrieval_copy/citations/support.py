@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from retrieval_copy.citations.citations import Citation
 from retrieval_copy.citations.questions import COMMON, Question
-from retrieval_copy.citations.sentences import placed_sentences, sentences
+from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.citations.words import terms
 
 NOT_HELD = "The passages do not hold the answer."
@@ -44,7 +44,7 @@ def _answers(answer: str, asked: Question, passages: Sequence[str]) -> bool:
 
     An answer that repeats none is in the model's own words, which are not judged.
     """
-    said = [frozenset(terms(part)) for part in sentences(answer)]
+    said = [frozenset(terms(part.text)) for part in placed_sentences(answer)]
     repeated = [
         sentence
         for passage in passages

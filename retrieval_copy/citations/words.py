@@ -118,6 +118,7 @@ class Reading:
     normalised: NormalisedText
 
     @classmethod
+    @lru_cache(512)  # documents are compared again with each piece of a streamed answer
     def of(cls, text: str) -> Reading:
         """Reads ``text``."""
         normal = normalised(text)

@@ -23,16 +23,11 @@ _BYTE_ORDER_MARKS = (  # the longest first: that of UTF-32 begins like that of U
 )
 # Bytes that no text in Windows-1252 has; 0xff is a letter there, but hardly any text has it.
 _DAMAGE = regex.compile(rb"[\x81\x8d\x8f\x90\x9d\xff]")
-# The end of a UTF-8 file that was cut within a character, unless a single letter of Windows-1252 is likelier.
-_CUT_END = regex.compile(rb"(?:[\xc2\xc3]|[\xe0-\xef][\x80-\xbf]|[\xf0-\xf4][\x80-\xbf]{1,2})\Z")
-# Halves of a character, each encoded by itself, as some programs write those beyond 16 bits.
-_HALVES = re.compile(rb"(?:\xed[\xa0-\xbf][\x80-\xbf])+")
 _REPLACED = "\ufffd"
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 # A text with a larger share of damage is none; one character always may be damaged.
 _MOST_DAMAGE = 0.1
 _DETECTED_BYTES = 200_000
-_LEAST_ZEROS = 0.1  # in UTF-16 without a mark: half of each blank, letter of ASCII and end of a line
 _DOS_END = "\x1a"
 _SWITCH = b"\x1b$"  # switches to another character set in ISO-2022 text, which has ASCII bytes only
 # So few letters beyond ASCII tell a detector nothing about the language: Windows-1252 is the likeliest then.
@@ -63,9 +58,6 @@ def decoded(content: bytes, *, name: str, declared: str | None = None) -> str:
         NotTextError: The bytes are not text.
         ImportError: ``chardet`` is needed and not installed.
     """
-    whole = _HALVES.sub(_joined, content)
-    if whole.decode(errors="ignore").encode() == whole:  # it is UTF-8, but for halves
-        content = whole
     encoding = _find_encoding(content, declared)
     text = content.decode(encoding, "replace").removesuffix(_DOS_END)
     text, num_controls = _CONTROL.subn(_REPLACED, text)
@@ -84,10 +76,6 @@ def in_unicode(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _joined(halves: re.Match[bytes]) -> bytes:
-    return in_unicode(halves[0].decode("utf-8", "surrogatepass")).encode()
-
-
 def _find_encoding(content: bytes, declared: str | None) -> str:
     for mark, encoding in _BYTE_ORDER_MARKS:
         if content.startswith(mark):
@@ -96,9 +84,6 @@ def _find_encoding(content: bytes, declared: str | None) -> str:
         return usual
     if b"\0" not in content and _SWITCH not in content and _looks_like_utf8(content):
         return "utf-8"
-    num_even, num_odd = content[::2].count(0), content[1::2].count(0)
-    if max(num_even, num_odd) > max(_LEAST_ZEROS * len(content), 4 * min(num_even, num_odd)):
-        return "utf-16-be" if num_even > num_odd else "utf-16-le"
     letters = _MARKS.sub("", content.decode("cp1252", "replace"))
     is_western = len(letters) <= _FEW and b"\0" not in content and _SWITCH not in content
     return "cp1252" if is_western and _FREQUENT.fullmatch(letters) else _detected(content)
@@ -120,8 +105,7 @@ def _looks_like_utf8(content: bytes) -> bool:
     text = content.decode("utf-8", "replace")
     num_replaced = text.count(_REPLACED)
     num_decoded = len(text) - len(text.encode("ascii", "ignore")) - num_replaced
-    num_damaged = len(_DAMAGE.findall(content)) + bool(_CUT_END.search(content))
-    return text.encode() == content or num_decoded + num_damaged >= num_replaced
+    return text.encode() == content or num_decoded + len(_DAMAGE.findall(content)) >= num_replaced
 
 
 def _detected(content: bytes) -> str:

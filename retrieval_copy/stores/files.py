@@ -31,7 +31,6 @@ MAX_FILE_BYTES = 16_000_000
 """Largest file that is read; of a Word file, its unpacked size. HTML of this size takes 700 MB of memory.
 PDF files may be larger, because they are read page by page."""
 _MAX_PDF_BYTES = 512_000_000
-_PDF_HEADER, _PDF_HEADER_WITHIN = b"%PDF-", 1024
 _OTHERS = {b"%PDF-": "a PDF file", b"{\\rtf": "an RTF file", b"version https://git-lfs": "a Git LFS pointer"}
 _MOST_OUTPUT_CHARACTERS = 2_000
 # What a page declares, read as browsers do: in its beginning.
@@ -123,8 +122,6 @@ class PdfParser(BaseBlobParser):
         from pypdf import PdfReader
 
         with blob.as_bytes_io() as stream:
-            if _PDF_HEADER not in stream.read(_PDF_HEADER_WITHIN):
-                raise UnreadableFileError("not a readable PDF file (it does not begin like one)")
             reader = PdfReader(stream)
             title = reader.metadata.title if reader.metadata else None
             for number in range(len(reader.pages)):

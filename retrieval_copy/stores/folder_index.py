@@ -265,9 +265,7 @@ def _default_splitter() -> TextSplitter:
     try:
         from langchain_text_splitters import RecursiveCharacterTextSplitter
     except ImportError as error:
-        raise ImportError(
-            "FolderIndex needs LangChain's splitters: pip install '.[rag]' in a checkout"
-        ) from error
+        raise ImportError("FolderIndex needs splitters: pip install '.[rag]' in a checkout") from error
     return RecursiveCharacterTextSplitter(
         ["\n\n", "\n", _CJK_SENTENCE_END, " ", _UNBROKEN],
         is_separator_regex=True,

@@ -191,7 +191,8 @@ class _Lines:
                     written.lines.append(row)
                 written._end_paragraph()
             else:
-                written._begin(tag)
+                written._break_at(tag)
+                written._num_pre += tag == "pre"
                 open_nodes.append((node, len(written.lines), node.iter(include_text=True)))
         written._end_line()
         return written
@@ -206,10 +207,6 @@ class _Lines:
             if first < last < len(starts)
         ]
         return MarkedUp("\n".join(self.lines), headings, title or None)
-
-    def _begin(self, tag: str) -> None:
-        self._break_at(tag)
-        self._num_pre += tag == "pre"
 
     def _end(self, tag: str, first: int) -> None:
         if level := _HEADING_TAGS.get(tag):

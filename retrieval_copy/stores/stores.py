@@ -6,13 +6,14 @@ import json
 import os
 import threading
 import tomllib
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.resources import files
 from itertools import pairwise, product, starmap
 from math import hypot
-from operator import mul
+from operator import itemgetter, mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
 from pydantic import Field, PrivateAttr
 
+from retrieval_copy.citations.questions import Question
+from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.citations.words import terms
 from retrieval_copy.prompting import in_context
 from retrieval_copy.references import cleaned
@@ -39,7 +42,7 @@ class BM25Retriever(BaseRetriever):
 
     Attributes:
         documents: The documents to search. They are indexed once, when the retriever is created.
-        k: Maximum number of documents to return; also an argument of ``invoke``.
+        k: Maximum number of documents to return, at least 1; also an argument of ``invoke``.
     """
 
     documents: list[Document] = Field(repr=False)
@@ -62,17 +65,11 @@ class BM25Retriever(BaseRetriever):
             self._index = BM25()
             self._index.index((words, numbers), show_progress=False)
 
-    def _wanted(self, k: int | None) -> int:
-        wanted = self.k if k is None else k
-        if wanted < 1:
-            raise ValueError(f"k must be at least 1, got {wanted}")
-        return wanted
-
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        wanted = self._wanted(k)
-        known = self._index.vocab_dict if self._index else {}
+        wanted = self.k if k is None else k
+        known = self._index.vocab_dict if self._index and wanted > 0 else {}
         asked = [term for term in dict.fromkeys(_searched(query)) if term in known]
         if not asked:
             return []
@@ -88,7 +85,7 @@ class BM25Retriever(BaseRetriever):
 
 
 class HybridRetriever(BM25Retriever):
-    """Finds documents by their words and by their meaning, and merges both by reciprocal ranks.
+    """Finds documents by words, by meaning and by their best sentences, and merges these by reciprocal ranks.
 
     The store holds the same documents by the same ids, as that of a :class:`~retrieval_copy.FolderIndex`.
     A text that several documents hold is returned once.
@@ -118,20 +115,36 @@ class HybridRetriever(BM25Retriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        wanted = self._wanted(k)
+        wanted = self.k if k is None else k
         num_candidates = max(_NUM_CANDIDATES, wanted)
         by_words = super()._get_relevant_documents(query, run_manager=run_manager, k=num_candidates)
         similar = self.store.similarity_search(query, num_candidates)
         ids = [one.id or one.metadata.get("_id") for one in similar]  # the latter is Qdrant's
         known = {document.id: document for document in self.documents}
-        scores: dict[str, float] = {}  # of texts
-        found: dict[str, Document] = {}
-        for ranked in (by_words, [known[name] for name in ids if name in known]):
-            for rank, document in enumerate(ranked, start=1):
-                text = document.page_content
-                scores[text] = scores.get(text, 0.0) + 1 / (_RANK_OFFSET + rank)
-                found.setdefault(text, document)
-        return [found[text] for text in sorted(scores, key=lambda text: -scores[text])[:wanted]]
+        similar = [known[name] for name in ids if name in known]
+        nearest = _merged(by_words, similar)[: max(_NUM_READ, wanted)]
+        return _merged(by_words, similar, self._by_sentences(query, nearest))[:wanted]
+
+    def _by_sentences(self, query: str, documents: Sequence[Document]) -> list[Document]:
+        """``documents`` by their best sentence; none if ``query`` or the encoder does not tell which."""
+        if not Question(query).asks:
+            return []
+        parts = [placed_sentences(in_context(document)) for document in documents]
+        likeness = self.likeness(query, [text for some in parts for one in some for text in one.contexts])
+        asked = Question(query, likeness)
+        best = [max((asked.score(one) for one in some if one.may_answer), default=0.0) for some in parts]
+        ranked = sorted(zip(best, documents, strict=True), key=itemgetter(0), reverse=True)
+        return [document for _, document in ranked] if likeness else []
+
+
+def _merged(*rankings: Sequence[Document]) -> list[Document]:
+    """The documents of ``rankings`` by the sum of their reciprocal ranks; those of one text are one."""
+    scores, found = defaultdict[str, float](float), dict[str, Document]()
+    for ranked in rankings:
+        for rank, document in enumerate(ranked, start=1):
+            scores[document.page_content] += 1 / (_RANK_OFFSET + rank)
+            found.setdefault(document.page_content, document)
+    return [found[text] for text in sorted(scores, key=lambda text: -scores[text])]
 
 
 def _measured_scale(embeddings: Embeddings) -> tuple[float, float]:
@@ -157,6 +170,7 @@ def _searched(text: str) -> list[str]:
 # Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009). Their offset of 60 is for long lists: the
 # 15th of 20 candidates of both searches would come before the first of one.
 _NUM_CANDIDATES, _RANK_OFFSET = 20, 5
+_NUM_READ = 8  # candidates whose sentences are compared with the question
 _LEAST_DIFFERENCE = 0.05  # of mean cosines; an encoder whose answers differ less knows no meanings
 _MOST_VECTORS = 20_000
 _API_KEY = "QDRANT_API_KEY"
@@ -268,9 +282,7 @@ class SentenceEmbeddings(Embeddings):
 
                 path = get_model_path()
         except ImportError as error:
-            raise ImportError(
-                "SentenceEmbeddings needs a model: pip install '.[local,rag]' in a checkout"
-            ) from error
+            raise ImportError("embeddings need a model: pip install '.[local,rag]' in a checkout") from error
         logging.disable_progress_bar()  # 90 MB load quickly
         folder = from_home(path)
         pooling = folder / "1_Pooling" / "config.json"

@@ -86,12 +86,22 @@ async def test_all_six_ways_of_calling_agree(quoting: RetrievalCopyChain) -> Non
     assert [essence(one) for one in await quoting.abatch([QUESTION] * 3)] == [essence(answer)] * 3
 
 
-async def test_in_a_stream_the_last_chunk_alone_carries_citations(quoting: RetrievalCopyChain) -> None:
+async def test_in_a_stream_citations_come_after_their_span_and_the_rest_last(
+    quoting: RetrievalCopyChain,
+) -> None:
+    whole = quoting.invoke(QUESTION).response_metadata["citations"]
     for chunks in (list(quoting.stream(QUESTION)), [chunk async for chunk in quoting.astream(QUESTION)]):
         *before, last = chunks
         assert len(before) > 10
-        assert not any(chunk.response_metadata or chunk.usage_metadata for chunk in before)
-        assert last.response_metadata["citations"]
+        text, given = "", []
+        for chunk in before:
+            text += str(chunk.text)
+            given += (cited := chunk.response_metadata.get("citations", []))
+            assert all(text[one["start"] : one["end"]] == one["text"] for one in cited)
+            assert len((chunk.content_blocks or [{}])[0].get("annotations", [])) == len(cited)
+        assert 0 < len(given) < len(whole)
+        assert given + last.response_metadata["citations"] == whole
+        assert not any(chunk.usage_metadata for chunk in before)
         assert last.chunk_position == "last"
         assert len({chunk.id for chunk in chunks}) == 1
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from langchain_core.documents import Document
 
 from retrieval_copy import citation_annotations, cite
+from retrieval_copy.citations.citations import CitationStream
 from retrieval_copy.citations.words import is_word, readings
 
 # Few words, so that passages repeat and overlap; marks, joined emoji, scripts without spaces, line ends.
@@ -290,3 +291,26 @@ def test_annotations_are_langchains_standard_ones() -> None:
     json.dumps(annotation)
     (without,) = citation_annotations(cite("one two", [Document("one two")], min_tokens=2))
     assert not {"title", "url"} & without.keys()
+
+
+@given(
+    answer=TEXTS.filter(lambda text: "-\n" not in text),  # which a later word may join
+    texts=st.lists(TEXTS, max_size=3),
+    cuts=st.sets(st.integers(0, 200)),
+    min_tokens=st.integers(1, 4),
+)
+@settings(max_examples=200, deadline=None)
+def test_citations_of_a_text_in_pieces_are_those_of_the_whole(
+    answer: str, texts: list[str], cuts: set[int], min_tokens: int
+) -> None:
+    documents = [Document(text) for text in (*texts, answer[len(answer) // 3 :])]
+    citing = CitationStream(documents, min_tokens=min_tokens)
+    ends = sorted({0, *(cut for cut in cuts if cut < len(answer)), len(answer)})
+    given = []
+    for start, end in pairwise(ends):
+        new = citing.feed(answer[start:end])
+        assert all(answer[one["start"] : one["end"]] == one["text"] and one["end"] <= end for one in new)
+        given += new
+    whole = cite(answer, documents, min_tokens=min_tokens)
+    assert given == whole[: citing.num_given]
+    assert given + whole[citing.num_given :] == whole

@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from retrieval_copy.citations.questions import Question
 from retrieval_copy.citations.quoting import quoting_grammar
-from retrieval_copy.citations.sentences import sentences
+from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.citations.support import NOT_HELD
 
 
@@ -36,7 +36,7 @@ from retrieval_copy.citations.support import NOT_HELD
     ],
 )
 def test_sentences(text: str, expected: list[str]) -> None:
-    assert sentences(text) == expected
+    assert [one.text for one in placed_sentences(text)] == expected
 
 
 def test_a_quotation_is_up_to_three_sentences_in_a_row() -> None:
