@@ -140,7 +140,8 @@ class Answer:
         """Takes in a chunk or a whole message; returns the text and the arguments that it adds."""
         if (usage := message.usage_metadata) and usage["total_tokens"]:
             self.reported = add_usage(self.reported, usage)
-        self.metadata |= message.response_metadata
+        cited = [*self.metadata.get("citations", ()), *message.response_metadata.get("citations", ())]
+        self.metadata |= {**message.response_metadata, **({"citations": cited} if cited else {})}
         # Chunks after the end of the text are read, too: the usage is in the last one.
         text = self.limit.feed(message.content if isinstance(message.content, str) else str(message.text))
         self.text += text
