@@ -36,6 +36,7 @@ __all__ = [
     "SamplingParams",
     "Scheduling",
 ]
+__version__ = "0.2.0"
 
 _HOMES = {
     "drafting": ("Combined", "Drafter", "Jacobi", "Lookahead", "ReferenceCopy"),

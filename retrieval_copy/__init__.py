@@ -45,3 +45,4 @@ __all__ = [
     "cite",
     "qdrant_store",
 ]
+__version__ = "0.2.0"

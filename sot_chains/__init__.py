@@ -24,3 +24,4 @@ __all__ += ["Point", "PointDelta", "PointStream", "PointTrace", "Price", "Prompt
 __all__ += ["PromptTemplates", "Prompts", "Provider", "ProviderError", "Retries", "Skeleton"]
 __all__ += ["SkeletonOfThought", "SotTrace", "Thought", "ThoughtGraph", "close_clients", "make_provider"]
 __all__ += ["parse_skeleton"]
+__version__ = "0.2.0"

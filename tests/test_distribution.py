@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import sot_chains
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,10 +116,22 @@ def test_the_sdist_installs_with_each_extra_alone(extra: str, tmp_path: Path) ->
     print(f"{extra}: {sum(sizes) / 1e6:.0f} MB")  # as docs/guides/install.md says
 
 
-def test_it_answers_without_extras_and_without_torch(wheel: Path, tmp_path: Path) -> None:
+def _find_python(version: str) -> str:
+    uv = Path(sys.executable).parent / "uv"
+    found = subprocess.run(
+        [uv, "python", "find", "--no-python-downloads", version], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or pytest.skip(f"no Python {version} on the PATH")
+
+
+@pytest.mark.parametrize(
+    "version", ["", *(pytest.param(f"3.{minor}", marks=pytest.mark.slow) for minor in (12, 13, 14))]
+)
+def test_it_answers_without_extras_and_without_torch(version: str, wheel: Path, tmp_path: Path) -> None:
     """Installs into an empty environment; the package index is the one place it goes to."""
     uv = Path(sys.executable).parent / "uv"
-    _run(uv, "venv", "--quiet", "--python", sys.executable, "empty", cwd=tmp_path)
+    interpreter = _find_python(version) if version else sys.executable
+    _run(uv, "venv", "--quiet", "--python", interpreter, "empty", cwd=tmp_path)
     python = tmp_path / "empty" / "bin" / "python"
     install = (uv, "pip", "install", "--quiet", "--python", python)
     _run(*install, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
@@ -130,6 +146,15 @@ def test_it_answers_without_extras_and_without_torch(wheel: Path, tmp_path: Path
     )
     assert served.returncode == 1
     assert "pip install '.[serve]'" in served.stderr
+
+
+def test_all_say_the_same_version() -> None:
+    said = {
+        *(import_module(name).__version__ for name in ("sot_chains", "local_backend", "retrieval_copy")),
+        *re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE),
+        re.findall(r"^## \[(\d[^]]*)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0],
+    }
+    assert said == {sot_chains.__version__}
 
 
 def test_importing_the_package_imports_no_heavy_library() -> None:
