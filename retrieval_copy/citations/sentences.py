@@ -33,7 +33,7 @@ class Sentence(NamedTuple):
     text: str
     headings: str  # the first line of the passage, and the last heading or fragment
     before: str  # the sentence that it follows
-    may_follow: bool  # whether it may be quoted after another: a heading or a question may not
+    may_follow: bool  # whether it may be quoted after another: a heading, a question or a row may not
     may_answer: bool  # whether it may be quoted by itself: a fragment may not, either
 
     @property
@@ -60,7 +60,8 @@ def placed_sentences(passage: str) -> list[Sentence]:
             continue
         may_follow = not part.lstrip().startswith("#") and not _QUESTION.search(text)
         is_long = len(terms(text)) >= _FEWEST_WORDS
-        found.append(Sentence(text, f"{first}{_BREAK}{heading}", before, may_follow, may_follow and is_long))
+        places, is_row = f"{first}{_BREAK}{heading}", "; " in text and bool(_CELLS.match(text))
+        found.append(Sentence(text, places, before, may_follow and not is_row, may_follow and is_long))
         first, before = first or text, text
         if not found[-1].may_answer:
             heading, before = text, ""
