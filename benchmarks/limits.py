@@ -36,9 +36,9 @@ _OUTLINE = "1. First point\n2. Second point\n3. Third point"
 _WIDTH = 4  # calls per question
 _MAX_TOKENS = 50
 _THREE_LIMITS = {  # by which of them binds
-    "requests": {"requests": 180, "input_tokens": 400_000, "output_tokens": 80_000},
-    "input tokens": {"requests": 1000, "input_tokens": 32_000, "output_tokens": 20_000},
-    "output tokens": {"requests": 1000, "input_tokens": 400_000, "output_tokens": 3_700},
+    "requests": {"requests": 170, "input_tokens": 400_000, "output_tokens": 80_000},
+    "input tokens": {"requests": 1000, "input_tokens": 26_000, "output_tokens": 20_000},
+    "output tokens": {"requests": 1000, "input_tokens": 400_000, "output_tokens": 3_500},
 }
 
 

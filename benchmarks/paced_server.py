@@ -1,4 +1,4 @@
-"""A loopback server that speaks OpenAI's and Anthropic's chat protocols at the pace of a hosted model.
+"""A loopback server that speaks OpenAI's and Anthropic's protocols at the pace of a hosted model.
 
 It simulates a model's latency and an account's cache, limits and bill (:mod:`benchmarks.vendor_account`),
 not what a model says: outlines, points and plain answers are filler of realistic length. It recognises
@@ -28,6 +28,7 @@ _HEADINGS = (
     *("Quiet rooms", "Good sleep", "Simple tools", "Honest refusals", "Weekly reviews", "Daily walks"),
 )
 _WORDS = ["so", "that", "what", "matters", "is", "done", "first", "and", "the", "rest", "can", "wait"]
+_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _POINT = re.compile(r"(?:Your point is|write only point) (\d+)\. (.*)")
 
 
@@ -47,6 +48,7 @@ class Pace:
         window_seconds: Length of that window.
         failing: A point whose heading contains this text gets status 500.
         cut_once: The first reply to a point whose heading contains this text breaks off in the middle.
+        stalls_at: After so many tokens of a point the server writes nothing until the client has gone.
         num_busy: The next so many requests are answered with status 503.
         late_share: Share of requests that wait ten times as long for their first token.
         terms: How the vendor caches and counts.
@@ -65,6 +67,7 @@ class Pace:
     window_seconds: float = 1.0
     failing: str | None = None
     cut_once: str | None = None
+    stalls_at: int | None = None
     num_busy: int = 0
     late_share: float = 0.0
     terms: Terms = OPENAI_EARLIER
@@ -127,7 +130,7 @@ class PacedServer:
         finally:
             writer.close()
 
-    async def _answer(
+    async def _answer(  # noqa: PLR0915 - one request from its reading to its end
         self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.num_requests += 1
@@ -168,18 +171,16 @@ class PacedServer:
         if pace.prompt_tokens_per_second:
             wait += (charge.input_tokens - charge.cached_tokens) / pace.prompt_tokens_per_second
         await asyncio.sleep(wait)
-        headers = limits.headers(asyncio.get_running_loop().time(), wire)
-        writer.write(
-            _head(200, {"content-type": "text/event-stream", "transfer-encoding": "chunked", **headers})
-        )
-        most = request.get("max_tokens") or request.get("max_completion_tokens") or len(tokens)
+        headers = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
+        writer.write(_head(200, headers | limits.headers(time.monotonic(), wire)))
+        most = next((request[name] for name in _BOUNDS if request.get(name)), len(tokens))
         stream = ReplyStream(request, charge, wire, writer)
         await stream.begin()
         charge.begin()
         is_cut = bool(pace.cut_once and pace.cut_once in heading)
         if is_cut:
             pace.cut_once, tokens = None, tokens[: len(tokens) // 2]
-        said = ""
+        said, number = "", 0
         async for token in _paced(tokens[:most], pace.tokens_per_second * (pace.fast or 1 if is_fast else 1)):
             if reader.at_eof():
                 raise ConnectionError("the client has closed the stream")
@@ -188,6 +189,9 @@ class PacedServer:
             charge.output_tokens += num_new
             self.count(output_tokens=num_new, tokens=num_new)
             await stream.write(token)
+            number += 1
+            if point and number == pace.stalls_at:
+                await reader.read(1)
         if is_cut:
             raise ConnectionError("the stream is to break off")
         await stream.end("length" if most < len(tokens) else "stop")

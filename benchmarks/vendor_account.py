@@ -67,7 +67,8 @@ class Prompt:
         """
         blocks: list[tuple[str, int, str | None]] = []
         system = request.get("system")
-        messages = [*([{"role": "system", "content": system}] if system else ()), *request["messages"]]
+        turns = request.get("messages") or request["input"]  # of OpenAI's Responses
+        messages = [*([{"role": "system", "content": system}] if system else ()), *turns]
         options = request.get("prompt_cache_options") or {}
         for message in messages:
             content = message["content"]

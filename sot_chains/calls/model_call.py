@@ -183,10 +183,9 @@ class Caller:
         try:
             async for delta in deltas:
                 call.note(delta, self.now())
-                is_of_account = delta.remaining is not None or delta.pause_seconds is not None
-                if limiter := self._options.limiter:
-                    limiter.note(delta, call.reserved, is_of_account=is_of_account)
-                if plan.prefixes and not is_of_account:
+                if self._options.limiter:
+                    self._options.limiter.note(delta, call.reserved)
+                if plan.prefixes and delta.remaining is None and delta.pause_seconds is None:
                     plan.end(is_readable=True)
                 text = reply.feed(delta.text) if delta.text else ""
                 if reply.reasoning.has_discarded:

@@ -18,7 +18,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import uuid4
@@ -63,8 +63,7 @@ class Limits:
     _identity: str = field(default_factory=lambda: uuid4().hex, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = ("requests_per_minute", "max_concurrent", "window_seconds", *_PER_MINUTE.values())
-        for name in names:
+        for name in ("requests_per_minute", "max_concurrent", "window_seconds", *_PER_MINUTE.values()):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}; omit it for no limit")
@@ -105,6 +104,7 @@ class Limiter:
         self._closed_until = self._asked_seconds = self._told_until = 0.0
         self._requests = Requests(0)
         self._windows = {name: Window(0, 0.0) for name in _TOKENS}
+        self._counted: dict[str, Requests | Window] = {"requests": self._requests, **self._windows}
         self.change(limits)
 
     def __deepcopy__(self, memo: object) -> Limiter:
@@ -168,7 +168,8 @@ class Limiter:
                         _kept[self] = time.monotonic() + 2 * self.limits.window_seconds
                         for name, window in self._windows.items():
                             window.in_flight += wanted[name]
-                    return Reservation(time.monotonic(), wanted)
+                        num_expired = {name: one.num_expired for name, one in self._counted.items()}
+                    return Reservation(time.monotonic(), wanted, num_expired)
                 self._tell(seconds or 0.0)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(waiter.turn.wait(), seconds)
@@ -186,17 +187,20 @@ class Limiter:
                 )
         return wanted
 
-    def note(self, delta: Delta, reserved: Reservation | None = None, *, is_of_account: bool = False) -> None:
+    def note(self, delta: Delta, reserved: Reservation | None = None) -> None:
         """Takes in what a response says: that it has begun, what was written, or how the account stands."""
-        if reserved:
-            written = delta.text or delta.reasoning
-            with self._lock:
-                if not reserved.spent:
-                    self._begin(reserved)
-                if written:
-                    self._count_written(reserved, max(1, len(written) // _CHARACTERS))
-        if is_of_account:
-            self._observe(delta.remaining or {}, delta.pause_seconds or 0.0)
+        if delta.pause_seconds and not self.counts_tokens:  # else there is a window for it
+            self.pause(delta.pause_seconds)
+        if reserved is None:
+            return
+        with self._lock:
+            if not reserved.spent:
+                self._begin(reserved)
+            if written := delta.text or delta.reasoning:
+                self._count_written(reserved, max(1, len(written) // _CHARACTERS))
+            for name, left in (delta.remaining or {}).items():  # others may use the account, too
+                if getattr(self.limits, f"{name}_per_minute", None):
+                    self._counted[name].observe(left, reserved.num_expired[name], time.monotonic())
 
     def _begin(self, reserved: Reservation) -> None:
         now = time.monotonic()
@@ -233,18 +237,6 @@ class Limiter:
             if seconds > 0 and until > self._closed_until:
                 self._closed_until, self._asked_seconds = until, seconds
                 _kept[self] = until
-
-    def _observe(self, remaining: Mapping[str, int], pause_seconds: float) -> None:
-        """Takes in what is left of the limits, as the server says: others may use the account, too."""
-        if not self.counts_tokens:  # else there is a window for it
-            self.pause(pause_seconds)
-        now = time.monotonic()
-        with self._lock:
-            if self.limits.requests_per_minute and "requests" in remaining:
-                self._requests.observe(remaining["requests"], now)
-            for name, window in self._windows.items():
-                if name in remaining and window.limit != _UNLIMITED:
-                    window.observe(remaining[name], now)
 
     def _check_pause(self, longest_wait_seconds: float) -> float:
         left = self._closed_until - time.monotonic()

@@ -31,6 +31,7 @@ class Window:
         self.limit = limit
         self.seconds = seconds
         self.in_flight = 0  # tokens for which room is kept, since they are still to be spent
+        self.num_expired = 0  # tokens, ever
         self._spent: deque[Spent] = deque()
         self._total = 0
 
@@ -39,6 +40,7 @@ class Window:
         while self._spent and now - self._spent[0].at > self.seconds:
             expired = self._spent.popleft()
             self._total -= expired.tokens
+            self.num_expired += expired.tokens
             expired.counts = False
         missing = tokens + self.in_flight + self._total - self.limit
         for spent in self._spent if missing > 0 else ():
@@ -67,9 +69,10 @@ class Window:
         self._total += (tokens - spent.tokens) * spent.counts
         spent.tokens = tokens
 
-    def observe(self, remaining: int, now: float) -> None:
-        """Counts what others have used, given what the server says is left."""
-        if (used_by_others := self.limit - self._total - self.in_flight - remaining) > 0:
+    def observe(self, remaining: int, since: int, now: float) -> None:
+        """Counts what others have used, given what the server said was left when ``since`` had expired."""
+        ours = self._total + self.in_flight + self.num_expired - since
+        if (used_by_others := self.limit - ours - remaining) > 0:
             self.spend(used_by_others, now)
 
 
@@ -79,6 +82,7 @@ class Reservation:
 
     admitted_at: float
     expected: dict[str, int]  # tokens of each kind, as long as they are not spent
+    num_expired: dict[str, int]  # before it was admitted, by limit
     spent: dict[str, Spent] = field(default_factory=dict)  # once the response has begun
     num_written: int = 0  # output tokens that were read by now
 
@@ -86,9 +90,17 @@ class Reservation:
 class Requests(Throttler):
     """Counts requests, from when their responses begin, and those of others."""
 
+    num_expired = 0
+
+    def flush(self) -> None:
+        """Drops what is older than the window."""
+        before = len(self._task_logs)
+        super().flush()  # type: ignore[no-untyped-call]  # it has no annotations
+        self.num_expired += before - len(self._task_logs)
+
     def seconds_until_next(self, now: float) -> float:
         """Seconds until a request may be sent, for which it would poll."""
-        self.flush()  # type: ignore[no-untyped-call]  # it has no annotations
+        self.flush()
         is_full = len(self._task_logs) >= self.rate_limit
         return max(self._task_logs[0] + self.period - now, 1e-4) if is_full else 0.0
 
@@ -98,6 +110,7 @@ class Requests(Throttler):
             del self._task_logs[place - 1]
             self._task_logs.append(now)
 
-    def observe(self, remaining: int, now: float) -> None:
-        """Counts what others have sent, given what the server says is left."""
-        self._task_logs.extend([now] * (self.rate_limit - len(self._task_logs) - remaining))
+    def observe(self, remaining: int, since: int, now: float) -> None:
+        """Counts what others have sent; see :meth:`Window.observe`."""
+        ours = len(self._task_logs) + self.num_expired - since
+        self._task_logs.extend([now] * (self.rate_limit - ours - remaining))
