@@ -106,9 +106,9 @@ class Requests(Throttler):
 
     def move(self, at: float, now: float) -> None:
         """Counts the request that was admitted ``at`` from now on."""
-        if place := bisect_right(self._task_logs, at):
+        if place := bisect_right(self._task_logs, at):  # else it has expired by now
             del self._task_logs[place - 1]
-            self._task_logs.append(now)
+        self._task_logs.append(now)
 
     def observe(self, remaining: int, since: int, now: float) -> None:
         """Counts what others have sent; see :meth:`Window.observe`."""
