@@ -93,16 +93,13 @@ class CitationStream:
 
     def __init__(self, documents: Sequence[Document], *, min_tokens: int = MIN_CITATION_TOKENS) -> None:
         self._cite = partial(cite, documents=documents, min_tokens=min_tokens)
-        self._text = self._whole = ""
+        self._text = ""
         self.num_given = 0
 
     def feed(self, piece: str) -> list[Citation]:
         """The citations that end before the last whole word of the text so far, and have not been given."""
         self._text += piece
         whole = _UNFINISHED.sub("", self._text)
-        if whole == self._whole:
-            return []
-        self._whole = whole
         found = self._cite(whole)[self.num_given :]
         ended = [one for one in found if normalised(whole[one["end"] :]).text.strip()]
         self.num_given += len(ended)
