@@ -28,8 +28,7 @@ from benchmarks.results import save
 from benchmarks.vendor_account import ANTHROPIC, OPENAI, total
 from sot_chains import Limits, Price, PromptCaching, Prompts, SkeletonOfThought, close_clients
 from sot_chains.calls.usage import Tokens
-from sot_chains.prompts.profile import ModelProfile
-from sot_chains.prompts.templates import ENGLISH
+from sot_chains.prompts.profile import ENGLISH, ModelProfile
 
 _QUESTION = "How do I get more done in a day?"
 PRICE = Price(input=0.4, output=1.6)

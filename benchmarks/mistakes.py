@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise
 
 from sot_chains.calls.trace import SotTrace
-from sot_chains.prompts.templates import CHINESE, ENGLISH
+from sot_chains.prompts.profile import CHINESE, ENGLISH
 
 _NUMBER = re.compile(r"^[#*\s(（]*(\d{1,2})[*]*[.)）、．](?!\d)", re.MULTILINE)
 _EXAMPLE_HEADINGS = ENGLISH.example_headings | CHINESE.example_headings

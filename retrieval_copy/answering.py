@@ -24,7 +24,7 @@ from retrieval_copy.conversation import Conversation, StreamedReply, text_of
 from retrieval_copy.model_adapter import RETRIEVE, arguments, joined
 from retrieval_copy.options import AnswerOptions
 from retrieval_copy.references import RetrievalError, SimilarAnswers, Situation, cleaned, gathered, retrieved
-from sot_chains.providers.loops import LoopGuard
+from sot_chains.providers.replies import LoopGuard
 
 _log = logging.getLogger(__name__)
 

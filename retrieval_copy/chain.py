@@ -34,12 +34,11 @@ from retrieval_copy.model_adapter import (
 from retrieval_copy.options import AnswerOptions, OnUnsupported
 from retrieval_copy.prompting import ANSWER_PROMPT, BOUNDS, DOCUMENT_PROMPT
 from retrieval_copy.references import EarlierTurns, ReferenceSource, RetrievedDocuments
-from sot_chains.aio.blocking import BlockingRunnable
-from sot_chains.aio.tasks import gather_or_cancel
+from sot_chains.aio.blocking import ChatRunnable, gather_or_cancel
 from sot_chains.providers import Provider, make_provider
 
 
-class RetrievalCopyChain(BlockingRunnable[LanguageModelInput, AIMessage]):
+class RetrievalCopyChain(ChatRunnable):
     """Answers a question from retrieved documents, with citations of the spans it shares with them.
 
     Takes what a chat model takes; the last human message is the question, after those that it refers to. The

@@ -20,7 +20,7 @@ from langchain_core.messages import (
 from langchain_core.prompt_values import PromptValue
 
 from retrieval_copy.citations.questions import is_follow_up
-from sot_chains.providers.loops import LoopGuard
+from sot_chains.providers.replies import LoopGuard
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,17 @@ sot = SkeletonOfThought(model)  # any LangChain chat model, or "openai:MODEL"
 message = await sot.ainvoke("How do I get more done in a day?")
 """
 
-from sot_chains.answering.point_stream import PointStream
-from sot_chains.answering.state import PointDelta
+from sot_chains.answering.record import PointDelta
+from sot_chains.answering.streams import PointStream
 from sot_chains.calls.prefix_cache import PromptCaching
 from sot_chains.calls.rate_limits import Limits
-from sot_chains.calls.retries import Retries
 from sot_chains.calls.trace import CallTrace, PointTrace, SotTrace
 from sot_chains.calls.usage import Price
 from sot_chains.chain import SkeletonOfThought
-from sot_chains.outline.skeleton import Point, Skeleton, parse_skeleton
-from sot_chains.outline.thoughts import Thought
-from sot_chains.prompts.profile import ModelProfile
-from sot_chains.prompts.templates import CHINESE, ENGLISH, Prompts, PromptTemplates
+from sot_chains.outline.skeleton import Point, Skeleton, Thought, parse_skeleton
+from sot_chains.prompts.profile import CHINESE, ENGLISH, ModelProfile, Prompts, PromptTemplates
 from sot_chains.providers import DeadlineError, Delta, Provider, ProviderError, close_clients, make_provider
+from sot_chains.providers.errors import Retries
 from sot_chains.thought_graph import ThoughtGraph
 
 __all__ = ["CHINESE", "ENGLISH", "CallTrace", "DeadlineError", "Delta", "Limits", "ModelProfile"]

@@ -8,7 +8,6 @@ gives it LangChain's six ways of being called.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
@@ -16,8 +15,7 @@ from typing import Any, Literal, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage
-from langchain_core.prompt_values import ChatPromptValueConcrete, StringPromptValue
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import (
     ensure_config,
@@ -27,11 +25,9 @@ from langchain_core.runnables.config import (
 )
 from langchain_core.utils.uuid import uuid7
 
-from sot_chains.aio.blocking import BlockingRunnable
-from sot_chains.aio.tasks import gather_or_cancel
+from sot_chains.aio.blocking import ChatRunnable, gather_or_cancel
 from sot_chains.answering.answer import Answer
-from sot_chains.answering.point_stream import PointStream
-from sot_chains.answering.state import PointDelta
+from sot_chains.answering.streams import PointStream, SkeletonChatModel, read_arrivals
 from sot_chains.calls.options import (
     AnswerOptions,
     CallOptions,
@@ -42,19 +38,15 @@ from sot_chains.calls.options import (
 )
 from sot_chains.calls.prefix_cache import PromptCaching
 from sot_chains.calls.rate_limits import Limits, limiter_for
-from sot_chains.calls.retries import Retries
 from sot_chains.calls.usage import Price, load_vocabulary
 from sot_chains.prompts.conversation import Conversation
-from sot_chains.prompts.profile import ModelProfile
-from sot_chains.prompts.templates import Detail
+from sot_chains.prompts.profile import Detail, ModelProfile
 from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.callbacks import NO_CALLBACKS, ChatRun, chat_run, wants_tokens, without_callbacks
-
-# LangGraph leaves runs with this tag out of its "messages" stream: the run "answer" shows points in order.
-_TAG_NOSTREAM = "nostream"
+from sot_chains.providers.errors import Retries
 
 
-class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
+class SkeletonOfThought(ChatRunnable):
     r"""Answers a question by outlining it first and writing all points of the outline at once.
 
     Takes a string, messages or a prompt value; the last human message is the question, and what stands
@@ -165,11 +157,6 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         """What the model calls are sent to."""
         return self.options.provider
 
-    @property
-    def InputType(self) -> Any:  # noqa: N802 - LangChain's name
-        """What schemas say of the input: what a chat model takes."""
-        return str | StringPromptValue | ChatPromptValueConcrete | list[AnyMessage]
-
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AIMessage:
@@ -211,11 +198,11 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
 
         On the plain route ``point`` is ``None``. Read to its end, the stream holds the finished ``message``.
         """
-        config = ensure_config(config)
-        call_options = CallOptions.of(kwargs, calls_limit(config))
-        arrivals: asyncio.Queue[PointDelta | None] = asyncio.Queue()
-        call_options.arrivals = arrivals.put_nowait
-        return PointStream(arrivals, lambda: self._run(input, config, call_options))
+        return PointStream(read_arrivals(lambda tell: self.ainvoke(input, config, arrivals=tell, **kwargs)))
+
+    def as_chat_model(self) -> SkeletonChatModel:
+        """This chain as a ``BaseChatModel``, for what takes nothing else."""
+        return SkeletonChatModel(chain=self, model_name=f"{self.provider.model_name}:sot")
 
     async def abatch(
         self,
@@ -293,7 +280,8 @@ class SkeletonOfThought(BlockingRunnable[LanguageModelInput, AIMessage]):
         child = run_manager.get_child() if run_manager else NO_CALLBACKS
         run_id = run_manager.run_id if run_manager else config.get("run_id") or uuid7()
         shown = without_callbacks(patch_config(config, callbacks=child))
-        call_options.config = {**shown, "tags": [*shown.get("tags", []), _TAG_NOSTREAM]}
+        # LangGraph leaves these runs out of its "messages" stream: the run "answer" shows points in order.
+        call_options.config = {**shown, "tags": [*shown.get("tags", []), "nostream"]}
         call_options.message_id = f"lc_run--{run_id}"
         return Answer(self.options, call_options, conversation), {**shown, "run_name": "answer"}
 

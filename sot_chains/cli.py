@@ -8,14 +8,16 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib.resources import files
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from sot_chains.serving.loading import LOCAL, Extras, add_model_arguments, find_vendor, load_model
+from sot_chains.serving.loading import LOCAL, Extras, find_vendor, load_model
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
@@ -26,8 +28,9 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
         prog="sot", description="Skeleton-of-Thought: answers written point by point, in parallel."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_ask, _add_eval, _add_serve):
-        add(commands)
+    _add_command(commands, "ask", _ask)
+    _add_command(commands, "eval", lambda *given: asyncio.run(_evaluate(*given)))
+    _add_command(commands, "serve", _serve)
     options = parser.parse_args(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # of any encoding: an answer was paid for, so it is written
@@ -53,16 +56,21 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()  # shells leave --docs=~/notes as it is
 
 
-def _add_ask(commands: Any) -> None:
-    about = "answer a question plainly and by Skeleton-of-Thought, side by side"
-    parser = commands.add_parser("ask", help=about, description=about)
-    parser.set_defaults(parser=parser, run=_ask)
-    parser.add_argument("question", metavar="QUESTION")
-    add_model_arguments(parser)
-    about = "run plain decoding first, to compare with"
-    parser.add_argument("--plain", action=argparse.BooleanOptionalAction, default=True, help=about)
-    price = "of a million tokens: input, output, and input read from and written to the vendor's cache"
-    parser.add_argument("--price", nargs="+", type=float, metavar="PRICE", help=price)
+_COMMANDS = tomllib.loads(files("sot_chains").joinpath("commands.toml").read_text("utf-8"))
+# What stands by its name there.
+_NAMED: dict[str, dict[str, Any]] = {
+    "type": {"number": float, "count": int, "path": _path},
+    "action": {"switch": argparse.BooleanOptionalAction},
+}
+
+
+def _add_command(commands: Any, name: str, work: Callable[..., int]) -> None:
+    given = _COMMANDS[name]
+    parser = commands.add_parser(name, help=given["help"], description=given["description"])
+    parser.set_defaults(parser=parser, run=work)
+    for argument, options in (_COMMANDS["all"] | given["arguments"]).items():
+        named = {key: _NAMED[key].get(one, one) for key, one in options.items() if key in _NAMED}
+        parser.add_argument(argument, **{**options, **named})
 
 
 def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
@@ -83,30 +91,6 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
     sot = SkeletonOfThought(model, profile=options.profile, prices=prices)
     asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
     return 0
-
-
-def _add_eval(commands: Any) -> None:
-    parser = commands.add_parser(
-        "eval",
-        help="compare plain answers, Skeleton-of-Thought and SoT-R on your questions",
-        description="Answers questions plainly and by Skeleton-of-Thought, has a judge compare them and "
-        "writes a report. Run it again with the same --out to resume after an interruption.",
-    )
-    parser.set_defaults(parser=parser, run=lambda *given: asyncio.run(_evaluate(*given)))
-
-    def add(name: str, metavar: str | None, about: str, **more: Any) -> None:
-        parser.add_argument(name, metavar=metavar, help=about, **more)
-
-    add("questions", "FILE", "JSON lines: question, category", type=_path)
-    add_model_arguments(parser, profile=False, action="append")
-    add("--judge", "MODEL", "the model that compares; without it only speed is measured")
-    add("--judge-base-url", "URL", "a compatible server for the judge")
-    add("--judge-api-key-env", "NAME", "environment variable with the judge's key")
-    add("--judge-timeout", "SECONDS", "for one judgement (120)", type=float, default=120.0)
-    routers = ("shipped", "rules", "none")
-    add("--router", None, "decides for SoT-R (shipped)", choices=routers, default="shipped")
-    add("--limit", "N", "only the first N questions", type=int)
-    add("--out", "FOLDER", "for the results (sot-eval)", type=_path, default=Path("sot-eval"))
 
 
 async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
@@ -148,26 +132,6 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
     print(f"{report}: {num_answered} of {num_questions} questions answered every way", file=sys.stderr)
     print(json.dumps(evaluation.summary()))
     return 0 if num_answered else _EXIT_FAILED
-
-
-def _add_serve(commands: Any) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="serve a model to any OpenAI client, and a page that shows how it answers",
-        description="Serves MODEL, MODEL:sot (Skeleton-of-Thought) and MODEL:auto (as the router decides) "
-        "over OpenAI's protocol at /v1, and at / a page where these modes race. If there is no key for a "
-        "vendor's model, each client's own key is passed on.",
-    )
-    parser.set_defaults(parser=parser, run=_serve)
-    add_model_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1: this machine alone)")
-    parser.add_argument("--port", type=int, default=8000, help="the port (8000); 0 for any that is free")
-    parser.add_argument("--docs", type=_path, metavar="FOLDER", help="answer from these documents, too")
-    about = "an origin whose pages may ask, or another name of this server (repeatable; * for all)"
-    parser.add_argument("--allow", action="append", default=[], metavar="ORIGIN|HOST", help=about)
-    parser.add_argument("--api-key", metavar="KEY", help="what clients must send (SOT_API_KEY)")
-    price = "of a million tokens, for the page's table"
-    parser.add_argument("--price", nargs=2, type=float, metavar=("INPUT", "OUTPUT"), help=price)
 
 
 def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:

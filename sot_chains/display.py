@@ -19,11 +19,10 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from sot_chains.calls.retries import Retries
-from sot_chains.calls.trace import SotTrace
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.outline.skeleton import Point
 from sot_chains.providers import Provider
+from sot_chains.providers.errors import Retries
 from sot_chains.rendering import Run, make_lane
 
 _PLAIN, _SOT = "Plain decoding", "Skeleton-of-Thought"
@@ -63,7 +62,7 @@ async def compare(
     if console.is_terminal:
         console.print(_board(texts))
     console.print(_table(runs))
-    trace = _read_trace(runs[_SOT])
+    trace = runs[_SOT].response_metadata["sot"]
     route = "answered plainly" if trace["route"] == "plain" else "Skeleton-of-Thought"
     console.print(Text(f"Model: {sot.provider.model_name}. Route: {route}; {trace['route_reason']}."))
     cost: Any = trace["cost"]
@@ -104,23 +103,22 @@ def _table(runs: Mapping[str, AIMessage]) -> Table:
     numbers = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(Column(no_wrap=True), *numbers)
     # Two plain answers are the same, so that a speed-up of one would be noise.
-    is_plain = _read_trace(runs[_SOT])["route"] == "plain"
-    plain_seconds = _read_trace(runs[_PLAIN])["seconds"] if _PLAIN in runs and not is_plain else None
+    is_plain = runs[_SOT].response_metadata["sot"]["route"] == "plain"
+    plain_seconds = (
+        runs[_PLAIN].response_metadata["sot"]["seconds"] if _PLAIN in runs and not is_plain else None
+    )
     for title, message in runs.items():
-        trace, usage = _read_trace(message), message.usage_metadata
+        trace, usage = message.response_metadata["sot"], message.usage_metadata
         speed_up = plain_seconds / trace["seconds"] if plain_seconds and trace["seconds"] else None
         table.add_row(
             title,
             f"{trace['seconds']:.2f}",
             str(usage["output_tokens"]) if usage else "-",
-            *(_number(trace[name], " s") for name in ("first_text_seconds", "critical_path_seconds")),
-            _number(speed_up, "x"),
+            "-" if (first := trace["first_text_seconds"]) is None else f"{first:.2f} s",
+            f"{trace['critical_path_seconds']:.2f} s",
+            f"{speed_up:.2f}x" if speed_up else "-",
         )
     return table
-
-
-def _number(value: Any, unit: str) -> str:
-    return "-" if value is None else f"{value:.2f}{unit}"
 
 
 def printable(text: str) -> str:
@@ -128,18 +126,12 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def _read_trace(message: AIMessage) -> SotTrace:
-    trace: SotTrace | None = message.response_metadata.get("sot")
-    if trace is None:
+def shown(message: AIMessage, question: str = "") -> Run:
+    """An answer as the page of ``sot serve`` shows it: points, timeline and figures. Jupyter displays it."""
+    if "sot" not in message.response_metadata:
         raise ValueError(
             'the message has no response_metadata["sot"]: expected an answer of SkeletonOfThought '
             "(in a stream the last chunk has it, and the sum of all chunks)"
         )
-    return trace
-
-
-def shown(message: AIMessage, question: str = "") -> Run:
-    """An answer as the page of ``sot serve`` shows it: points, timeline and figures. Jupyter displays it."""
-    _read_trace(message)
     model = str(message.response_metadata.get("model_name", ""))
     return Run(question, model, (make_lane("sot", _SOT, message),))

@@ -6,6 +6,7 @@ written. The idea of a graph that a program gives is that of SGLang (arXiv 2312.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from langchain_core.runnables import Runnable
 
 from sot_chains.chain import SkeletonOfThought
-from sot_chains.outline.thoughts import Thought, mermaid, numbered
+from sot_chains.outline.skeleton import Thought, numbered
 from sot_chains.providers import Provider
 
 
@@ -56,7 +57,12 @@ class ThoughtGraph(SkeletonOfThought):
 
     def mermaid(self) -> str:
         """The graph as a flowchart, in the language of Mermaid."""
-        return mermaid(self.points)
+        lines = ["flowchart TD"]
+        for point in self.points:
+            label = re.sub(r"[\"#&<>\n]", lambda match: f"#{ord(match[0])};", point.text)
+            lines.append(f'    n{point.number}["{label}"]')
+        edges = [(need, point.number) for point in self.points for need in point.needs]
+        return "\n".join([*lines, *(f"    n{need} --> n{number}" for need, number in edges)])
 
     def _repr_markdown_(self) -> str:
         """What Jupyter shows."""

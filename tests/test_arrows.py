@@ -100,7 +100,7 @@ LAYERS = {
         ["router"],
         ["answering"],
         ["chain"],
-        ["thought_graph", "rendering"],
+        ["thought_graph", "rendering", "middleware"],
         ["display", "evaluation"],
         ["serving"],
         ["cli"],

@@ -18,10 +18,9 @@ from examples import demo
 from langchain_parallel_decoding import command
 from local_backend import ChatLocal
 from sot_chains import ModelProfile, SkeletonOfThought
-from sot_chains.filters.heading import HeadingFilter
-from sot_chains.filters.overrun import OverrunFilter
+from sot_chains.filters.points import HeadingFilter, OverrunFilter
 from sot_chains.outline.skeleton import parse_skeleton
-from sot_chains.prompts.templates import ENGLISH
+from sot_chains.prompts.profile import ENGLISH
 
 QUESTION = {"question": "How can I bake bread at home?"}
 OTHER = {"question": "What helps against stress?"}

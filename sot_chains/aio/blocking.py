@@ -1,24 +1,100 @@
-"""Runs async code for synchronous callers, on one background event loop that lives as long as the process.
+"""Tasks that end together, async chains for synchronous callers, and chains as chat models.
 
 API clients are bound to the loop they first ran on, so a new loop per call would break them; and no loop can
-be started where one already runs, as in Jupyter. Knows ``anyio``'s portal and Runnables, not models.
+be started where one already runs, as in Jupyter. So synchronous calls run on one background event loop that
+lives as long as the process. Knows ``anyio``'s portal and Runnables, not models.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, aclosing, suppress
+from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from langchain_core.caches import BaseCache
+from langchain_core.callbacks import AsyncCallbackManager
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import Input, Output
+from pydantic import Field
 
 T = TypeVar("T")
+
+
+class Tasks:
+    """Tasks that may be started at any time, also by one of them; the first error ends them all.
+
+    ``asyncio.TaskGroup`` would cancel the task that waits, too, and before Python 3.13 leave it marked as
+    cancelled, which breaks a deadline or a cancellation that comes later.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_running = 0
+        self._error: BaseException | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._context = copy_context()  # of the callbacks: one instead of a copy for each
+
+    def start(self, work: Coroutine[Any, Any, None], *, is_needed: bool = True) -> None:
+        """Starts ``work``, which is cancelled, unless it is needed, once all else has ended."""
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        self._num_running += is_needed
+        task.add_done_callback(partial(self._note_end, is_needed), context=self._context)
+
+    async def join(self) -> None:
+        """Waits until all have ended, be it because the first error or a cancellation has ended them.
+
+        Raises:
+            BaseException: The first error of a task.
+        """
+        try:
+            if self._num_running and self._error is None:
+                self._ended = asyncio.get_running_loop().create_future()
+                await self._ended
+        finally:
+            if not all(map(asyncio.Task.done, self._tasks)):
+                await cancel_and_wait(self._tasks)
+        if self._error is not None:
+            raise self._error
+
+    def _note_end(self, was_needed: bool, task: asyncio.Task[None]) -> None:
+        self._num_running -= was_needed
+        if not task.cancelled():
+            error = task.exception()  # asked for, it counts as seen
+            self._error = self._error or error
+        has_ended = self._error is not None or self._num_running == 0
+        if has_ended and self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+
+async def gather_or_cancel(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Like ``asyncio.gather``, except that after an error or a cancellation nothing is left running."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel_and_wait(tasks)
+
+
+async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels the ``tasks`` that still run and returns when all have ended, whatever they ended with."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)  # their errors count as seen
+
 
 _MAX_WAIT_SECONDS = 60.0  # for cancelled work to end
 _lock = threading.Lock()
@@ -117,3 +193,83 @@ def _portal() -> tuple[BlockingPortal, int]:
 def _end(pid: int, running: AbstractContextManager[BlockingPortal]) -> None:
     if pid == os.getpid():
         running.__exit__(None, None, None)
+
+
+class ChainChatModel(BaseChatModel):
+    """A chain as a ``BaseChatModel``, for what takes nothing else.
+
+    LangGraph's stream of messages shows this model's run and none below it; tracers see all of them.
+
+    Attributes:
+        chain: Answers messages with a message.
+        model_name: The name in metadata. Not the inner model's, or its tokens would be counted twice.
+    """
+
+    chain: Any
+    model_name: str
+    cache: BaseCache | bool | None = Field(default=False, exclude=True)  # by name, two chains would be one
+
+    @property
+    def _llm_type(self) -> str:
+        return "chain"
+
+    def _named(self, message: AIMessage) -> Any:
+        if message.response_metadata.get("model_name"):
+            message.response_metadata = {**message.response_metadata, "model_name": self.model_name}
+        return message
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        kwargs |= {"stop": stop} if stop else {}
+        async with aclosing(self.chain.astream(messages, inner_config(run_manager), **kwargs)) as chunks:
+            async for chunk in chunks:
+                yield ChatGenerationChunk(message=self._named(chunk))
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        work: Any = partial(self._astream, messages, stop, run_manager, **kwargs)
+        yield from iterate(work)
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+
+
+def inner_config(run_manager: Any) -> RunnableConfig:
+    """The config of runs below that of a chat model; LangGraph's streams leave out those with this tag."""
+    config = RunnableConfig(tags=["nostream"])
+    if run_manager is not None:  # else they stand below the run that the chat model was called in
+        config["callbacks"] = child = AsyncCallbackManager([], parent_run_id=run_manager.run_id)
+        child.set_handlers(run_manager.inheritable_handlers)
+        child.add_metadata(run_manager.inheritable_metadata)
+    return config
+
+
+class ChatRunnable(BlockingRunnable[LanguageModelInput, AIMessage]):
+    """A Runnable that takes what a chat model takes and returns what one returns."""
+
+    def as_chat_model(self) -> ChainChatModel:
+        """This chain as a ``BaseChatModel``, for what takes nothing else."""
+        return ChainChatModel(chain=self, model_name=self.get_name())
+
+    def stream_events(
+        self, input: Any, config: RunnableConfig | None = None, *, version: str = "v3", **kwargs: Any
+    ) -> Any:
+        """The answer as a ``ChatModelStream`` of content blocks, as ``version="v3"`` of a chat model."""
+        model: Any = self.as_chat_model()
+        return model.stream_events(input, config, version=version, **kwargs)
+
+    def astream_events(
+        self, input: Any, config: RunnableConfig | None = None, *, version: str = "v2", **kwargs: Any
+    ) -> Any:
+        """The events of all runs; with ``version="v3"`` an awaitable ``AsyncChatModelStream``."""
+        source: Any = self.as_chat_model() if version == "v3" else super()
+        return source.astream_events(input, config, version=version, **kwargs)

@@ -14,18 +14,16 @@ from operator import attrgetter
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from sot_chains.aio.tasks import Tasks, cancel_and_wait
+from sot_chains.aio.blocking import Tasks, cancel_and_wait
 from sot_chains.answering.messages import Messages
 from sot_chains.answering.point_writer import PlainInsteadError, PointWriter
-from sot_chains.answering.reading_order import AnswerText, ReadingOrder
-from sot_chains.answering.record import AnswerRecord
-from sot_chains.answering.state import Part, points_of, take_over, whole_points
+from sot_chains.answering.record import AnswerRecord, Part, points_of, take_over, whole_points
+from sot_chains.answering.streams import AnswerText, ReadingOrder
 from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import AnswerOptions, CallOptions
 from sot_chains.calls.trace import Call
 from sot_chains.outline.reader import OutlineReader
-from sot_chains.outline.skeleton import Point, Skeleton, read_mark
-from sot_chains.outline.thoughts import numbered
+from sot_chains.outline.skeleton import Point, Skeleton, numbered, read_mark
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.providers.base import DeadlineError, ProviderError
 
@@ -48,7 +46,7 @@ class Answer:
         self._part_of: dict[int, Part] = {}  # by the number of the point
         self._messages = Messages(options, conversation)
         self._caller = Caller(options, call_options)
-        self._record = AnswerRecord(options)
+        self._record = AnswerRecord(options, list(filter(None, [call_options.asked_before])))
         self._order = ReadingOrder(self._record.parts)
         self._writer = PointWriter(options, self._caller, self._record, self._order, call_options.arrivals)
         self._given = self._given_points() if options.thoughts or call_options.resume else ()
@@ -153,7 +151,8 @@ class Answer:
             return "plain answers are asked for"
         if isinstance(router, Runnable):
             config = RunnableConfig(**{**self._call_options.config, "run_name": "route"})
-            route = await router.ainvoke(list(self.conversation.messages), config)
+            route = self._call_options.route
+            route = route or await router.ainvoke(list(self.conversation.messages), config)
             reason = f"{route.router} router: {route.reason}"
             if not route.use_sot:
                 return reason

@@ -7,13 +7,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from sot_chains.answering.state import Part
+from sot_chains.answering.record import Part
 from sot_chains.calls.model_call import Request
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.prefix_cache import Shared
 from sot_chains.outline.reader import outline_grammar
-from sot_chains.outline.skeleton import Skeleton
-from sot_chains.outline.thoughts import Thought
+from sot_chains.outline.skeleton import Skeleton, Thought
 from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ReplyBounds
 from sot_chains.providers.langchain import LangChainProvider

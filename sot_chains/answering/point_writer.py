@@ -6,17 +6,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from sot_chains.answering.reading_order import ReadingOrder
-from sot_chains.answering.record import AnswerRecord
-from sot_chains.answering.state import Part, PointDelta
+from sot_chains.answering.record import AnswerRecord, Part
+from sot_chains.answering.streams import ReadingOrder
 from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Status, StoppedBy
-from sot_chains.filters.heading import HeadingFilter
-from sot_chains.filters.overrun import OverrunFilter
-from sot_chains.filters.pipeline import Pipeline, TextFilter, WholeSentences
+from sot_chains.filters.points import HeadingFilter, OverrunFilter, Pipeline, TextFilter, WholeSentences
 from sot_chains.outline.words import are_alike, ends_sentence, without_repetitions
-from sot_chains.providers.loops import LoopGuard
+from sot_chains.providers.replies import LoopGuard
 
 _STOPPED_BY: dict[type, StoppedBy] = {OverrunFilter: "overrun", LoopGuard: "loop"}
 
@@ -33,7 +30,8 @@ class PointWriter:
         caller: Makes the calls.
         record: Where calls and parts are recorded.
         order: The reader to wake when text has arrived.
-        arrivals: Takes each piece as it is written, in the order of arrival across parts.
+        arrivals: Takes each piece as it is written, in the order of arrival across parts, and ``None`` for
+            the end of a part.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class PointWriter:
         caller: Caller,
         record: AnswerRecord,
         order: ReadingOrder,
-        arrivals: Callable[[PointDelta], None] | None,
+        arrivals: Callable[[tuple[Part, str | None]], None] | None,
     ) -> None:
         self._options = options
         self._caller = caller
@@ -97,7 +95,7 @@ class PointWriter:
         else:
             part.stopped_by = part.stopped_by or _STOPPED_BY.get(type(text.ended_by))
             self._end(part, call)
-        self._order.wake()
+        self._tell(part, None)
 
     def _take(self, part: Part, text: Pipeline, piece: str | None) -> bool:
         """Takes the next piece of ``part``; tells whether it is at its end."""
@@ -128,7 +126,7 @@ class PointWriter:
         numbers = ", ".join(str(needed.point.number) for needed in lacking if needed.point)
         status: Status = "omitted" if lacking[0].status == "omitted" else "failed"
         part.end(status, f"it builds on {numbers}, of which there is no whole text")
-        self._order.wake()
+        self._tell(part, None)
         return False
 
     def _filters(self, part: Part, question: str) -> list[TextFilter]:
@@ -181,13 +179,13 @@ class PointWriter:
             part.pieces.append(rest)
             self._tell(part, rest)
 
-    def _tell(self, part: Part, text: str) -> None:
+    def _tell(self, part: Part, text: str | None) -> None:
         if part not in self._record.parts:  # a plain answer on trial
             return
         if text and self._record.first_text_seconds is None:
             self._record.first_text_seconds = self._caller.now()
         if self._arrivals:
-            self._arrivals(PointDelta(part.point, text))
+            self._arrivals((part, text))
             if text and part.call:
                 part.call.is_read = True
         self._order.wake()

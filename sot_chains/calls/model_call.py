@@ -21,7 +21,6 @@ from langchain_core.runnables import RunnableConfig
 from sot_chains.calls.options import AnswerOptions, CallOptions, Dispensable
 from sot_chains.calls.prefix_cache import Plan, PrefixCache, Shared
 from sot_chains.calls.rate_limits import log_wait
-from sot_chains.calls.retries import as_provider_error
 from sot_chains.calls.trace import Call
 from sot_chains.calls.usage import NO_TOKENS, count_tokens, num_message_tokens
 from sot_chains.filters.reasoning import ReasoningFilter
@@ -30,7 +29,7 @@ from sot_chains.prompts.conversation import Conversation
 from sot_chains.prompts.profile import ReplyBounds
 from sot_chains.providers.base import PrefillRefusedError, ProviderError, find_ending, warn_once
 from sot_chains.providers.callbacks import nobody_listens
-from sot_chains.providers.errors import broke_off, without_answer
+from sot_chains.providers.errors import as_provider_error, broke_off, without_answer
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 

@@ -13,14 +13,12 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from sot_chains.calls.prefix_cache import PromptCaching, find_known
 from sot_chains.calls.rate_limits import Limiter, next_question
-from sot_chains.calls.retries import Retries
-from sot_chains.calls.trace import SotTrace
+from sot_chains.calls.trace import Call, SotTrace
 from sot_chains.calls.usage import Price
-from sot_chains.outline.skeleton import Point
-from sot_chains.outline.thoughts import Thought
-from sot_chains.prompts.profile import PROFILES, ModelProfile
-from sot_chains.prompts.templates import Detail
+from sot_chains.outline.skeleton import Point, Thought
+from sot_chains.prompts.profile import PROFILES, Detail, ModelProfile
 from sot_chains.providers.base import Provider
+from sot_chains.providers.errors import Retries
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 
@@ -136,6 +134,8 @@ class CallOptions:
     deadline_seconds: float | None = None  # after which the text received so far is the answer
     resume: SotTrace | None = None  # of an earlier answer, whose missing points are to be written
     arrivals: Callable[[Any], None] | None = None  # takes each piece of a point as it is written
+    route: Any = None  # of a router that has been asked already
+    asked_before: Call | None = None  # whose text is dropped
     # Known when the run has begun: the config of the model calls and the id of the finished message.
     config: RunnableConfig = field(default_factory=RunnableConfig)
     message_id: str = ""
@@ -149,7 +149,10 @@ class CallOptions:
         if deadline_seconds is not None and not deadline_seconds > 0:
             raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
         resume = parameters.pop("resume", None)
-        return cls(parameters, limit, deadline_seconds, _trace_to_resume(resume) if resume else None)
+        trace = _trace_to_resume(resume) if resume else None
+        arrivals, route = parameters.pop("arrivals", None), parameters.pop("route", None)
+        asked_before = parameters.pop("asked_before", None)
+        return cls(parameters, limit, deadline_seconds, trace, arrivals, route, asked_before)
 
 
 def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:

@@ -3,10 +3,8 @@
 The command is ``sot eval``; :func:`evaluate` does the same from Python.
 """
 
-from sot_chains.evaluation.data import Question, Store, read_questions
-from sot_chains.evaluation.judge import CRITERIA, GENERAL, Judge
-from sot_chains.evaluation.results import Evaluation, markdown, write
-from sot_chains.evaluation.run import evaluate
+from sot_chains.evaluation.judge import CRITERIA, GENERAL, Judge, Question, Store, read_questions
+from sot_chains.evaluation.run import Evaluation, evaluate, markdown, write
 
 __all__ = ["CRITERIA", "GENERAL", "Evaluation", "Judge", "Question", "Store", "evaluate", "markdown"]
 __all__ += ["read_questions", "write"]

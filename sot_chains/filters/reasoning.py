@@ -8,33 +8,13 @@ is. Pure functions of text. Does not know models.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable
+from importlib.resources import files
 
-# By opening, the closing. DeepSeek-R1, Qwen3 and many more; Magistral; Kimi; Seed; Sky-T1; Cohere; gpt-oss;
-# Gemma.
-_BLOCKS = {
-    **{f"<{name}>": f"</{name}>" for name in ("think", "thinking", "thought", "reasoning", "analysis")},
-    "<seed:think>": "</seed:think>",
-    "[THINK]": "[/THINK]",
-    "◁think▷": "◁/think▷",
-    "<|begin_of_thought|>": "<|end_of_thought|>",
-    "<|START_THINKING|>": "<|END_THINKING|>",
-    "<|channel|>analysis<|message|>": "<|end|>",
-    "<|channel|>commentary<|message|>": "<|end|>",
-    "<|channel>thought": "<channel|>",
-    "<unused94>thought": "<unused95>",
-}
-# Plain words, which begin reasoning only if the closing follows: gpt-oss behind a server that drops special
-# tokens; Granite.
-_UNCERTAIN_BLOCKS = {"analysis": "assistantfinal", "Here is my thought process:": "Here is my response:"}
-# What may stand around the answer that follows reasoning.
-_ANSWER_STARTS = (
-    *("<answer>", "<response>", "<|begin_of_solution|>", "<|START_RESPONSE|>"),
-    *("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>"),
-)
-_ANSWER_ENDS = (
-    *("</answer>", "</response>", "<|end_of_solution|>", "<|END_RESPONSE|>", "<|return|>", "<|end|>"),
-)
+_TAGS = tomllib.loads(files("sot_chains.filters").joinpath("reasoning.toml").read_text("utf-8"))
+_BLOCKS, _UNCERTAIN_BLOCKS = _TAGS["blocks"], _TAGS["uncertain"]
+_ANSWER_STARTS, _ANSWER_ENDS = _TAGS["answer"].values()
 _CLOSINGS = [closing for closing in _BLOCKS.values() if closing not in ("<|end|>", "<channel|>")]
 _QUOTES = tuple("`'\"“”‘’«»()（）「」")
 

@@ -1,4 +1,4 @@
-"""The skeleton of an answer: its points, and how they are read from a list.
+"""The skeleton of an answer: its points, read from a list or given by the user as thoughts.
 
 The skeleton stage of Skeleton-of-Thought (arXiv 2307.15337, section 2.1) asks for a numbered list. At the end
 of a heading a mark may say what the point builds on: "4. Total cost (needs 2, 3)". Only earlier points count,
@@ -9,10 +9,14 @@ The module knows nothing of messages, models or prompts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
+from string import Formatter
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from sot_chains.outline.list_parser import OutlineParser, read_marker
 
@@ -96,3 +100,67 @@ def parse_needs(heading: str, number: int) -> tuple[str, tuple[int, ...]]:
         return heading, ()
     named = {int(one) for one in _NUMBER.findall(mark["numbers"])}
     return heading[: mark.start()], tuple(sorted(one for one in named if 1 <= one < number))
+
+
+class Thought(BaseModel):
+    """One part of an answer, written by one model call.
+
+    Attributes:
+        name: Its heading in the answer, which others refer to.
+        prompt: The request. ``{question}`` stands for the user's question, and the name of another thought in
+            braces for that thought's text, e.g. ``"Add up: {Costs}"``. Write literal braces as ``{{`` and
+            ``}}``.
+        needs: Further thoughts that are written before, and shown after the prompt.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    needs: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of thoughts in the prompt."""
+        found = dict.fromkeys(name for _, name, _, _ in Formatter().parse(self.prompt))
+        return tuple(name for name in found if name not in (None, "question"))
+
+    @property
+    def all_needs(self) -> tuple[str, ...]:
+        """The names of all thoughts that are written before this one."""
+        return tuple(dict.fromkeys((*self.fields, *self.needs)))
+
+    def request(self, question: str, texts: Mapping[str, str]) -> str:
+        """The prompt with the question, and with the texts of the thoughts it builds on, by their names."""
+        values, parts = {**texts, "question": question}, Formatter().parse(self.prompt)
+        filled = "".join(text + (values[name] if name is not None else "") for text, name, _, _ in parts)
+        shown = [f"{name}: {text}" for name, text in texts.items() if name not in self.fields]
+        return "\n\n".join([filled, *shown])
+
+
+def numbered(thoughts: Sequence[Thought]) -> tuple[Point, ...]:
+    """The thoughts as points, with the numbers of those they build on.
+
+    Raises:
+        ValueError: There is none, a name stands twice or is unknown, or thoughts need each other in a circle.
+    """
+    if not thoughts:
+        raise ValueError("a graph needs at least one thought")
+    numbers: dict[str, int] = {}
+    for number, thought in enumerate(thoughts, 1):
+        if numbers.setdefault(thought.name, number) != number:
+            raise ValueError(f"two thoughts are named {thought.name!r}: give each a name of its own")
+    for thought in thoughts:
+        if unknown := [name for name in thought.all_needs if name not in numbers]:
+            raise ValueError(
+                f"{thought.name!r} builds on {unknown}, but there are only {sorted(numbers)}, and "
+                "{question} in prompts"
+            )
+    try:
+        TopologicalSorter({thought.name: thought.all_needs for thought in thoughts}).prepare()
+    except CycleError as error:
+        raise ValueError(f"thoughts build on each other in a circle: {' <- '.join(error.args[1])}") from None
+    return tuple(
+        Point(number, thought.name, tuple(sorted(numbers[name] for name in thought.all_needs)))
+        for number, thought in enumerate(thoughts, 1)
+    )

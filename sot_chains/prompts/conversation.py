@@ -57,7 +57,10 @@ class Conversation:
             examples: Pairs of request and reply, inserted after the system messages.
         """
         question = self.messages[self.index]
-        content = request if isinstance(question.content, str) else _with_text(question.content, request)
+        content: Any = request
+        if isinstance(parts := question.content, list):
+            others = [part for part in parts if isinstance(part, dict) and part.get("type") != "text"]
+            content = [*others, {"type": "text", "text": request}] if others else request
         asked = question.model_copy(update={"content": content})
         messages = [*self.messages[: self.index], asked, *self.messages[self.index + 1 :]]
         if examples:
@@ -78,11 +81,6 @@ def _messages(model_input: LanguageModelInput) -> Sequence[BaseMessage]:
         "SkeletonOfThought takes what a chat model takes, a string, a list of messages or a prompt value, "
         f"got {type(model_input).__name__}"
     )
-
-
-def _with_text(content: list[str | dict[Any, Any]], text: str) -> str | list[str | dict[Any, Any]]:
-    others = [block for block in content if isinstance(block, dict) and block.get("type") != "text"]
-    return [*others, {"type": "text", "text": text}] if others else text
 
 
 def _cleaned(message: BaseMessage) -> BaseMessage:

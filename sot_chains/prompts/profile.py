@@ -1,16 +1,211 @@
-"""What a kind of model needs: requests, bounds and filters, as data.
+"""The requests that are sent, and how a kind of model is asked: requests, bounds and filters, as data.
+
+Small models see examples as earlier chat turns, strong ones a short request alone. If the model continues a
+begun reply, it is begun for it, so that it cannot wander off. The language of the question picks the wording
+and the examples, and with them the language of the answer. What all points share comes first and the point
+itself last, so that a model which caches prefixes reads the shared part once.
 
 No mechanism asks for a model's size. Which profile suits a model better is measured by
-``python -m benchmarks.sot_models``.
+``python -m benchmarks.sot_models``. This module knows text. It does not know messages, models or providers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeAlias, get_args
+from functools import cached_property
+from importlib.resources import files
+from itertools import takewhile
+from string import Formatter
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from sot_chains.prompts.templates import Detail, Prompts
+from sot_chains.outline.skeleton import Point, Skeleton
+from sot_chains.outline.words import SENTENCE_END
+
+Detail: TypeAlias = Literal["brief", "normal", "full"]
+
+_HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
+_KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
+_LATIN_WORD = re.compile(r"[A-Za-z]+")
+
+
+def language_of(text: str) -> str:
+    """``"zh"`` for text written mainly in Chinese characters, otherwise ``"en"``.
+
+    One Chinese character counts as much as one Latin word, so that a Chinese question about
+    "Python" stays Chinese. Japanese and Korean take the English wording, which asks for the
+    language of the question.
+    """
+    if _KANA_OR_HANGUL.search(text):
+        return "en"
+    return "zh" if len(_HAN.findall(text)) > len(_LATIN_WORD.findall(text)) else "en"
+
+
+def load_data(name: str) -> dict[str, Any]:
+    """Data beside this module: what models are asked in the language ``name``, or ``"profiles"``."""
+    return tomllib.loads(files("sot_chains.prompts").joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+@dataclass(frozen=True)
+class Example:
+    """A question with the skeleton of its answer and one point written out, shown as an earlier chat turn."""
+
+    question: str
+    skeleton: Skeleton
+    number: int  # of the expanded point
+    text: str  # its expansion
+
+    @property
+    def point(self) -> Point:
+        """The expanded point."""
+        return self.skeleton.points[self.number - 1]
+
+    def expansion(self, detail: Detail) -> str:
+        """The expansion in a level of detail."""
+        end = SENTENCE_END.search(self.text) if detail == "brief" else None
+        return self.text[: end.end()] if end else self.text
+
+
+_ENGLISH = load_data("en")["small"]
+_FIELDS = {  # of templates that are used as requests
+    "skeleton": {"question"},
+    "expansion": {"question", "number", "point"},
+    "expansion_prefill": {"number", "point"},
+    "needed": {"points"},
+    "conclusion": {"question", "points"},
+}
+_OPTIONAL = {"skeleton", "length"}  # of "expansion"
+
+
+@dataclass(frozen=True)
+class PromptTemplates:
+    """The two requests in one language. Fields are in braces, as for ``str.format``.
+
+    Attributes:
+        skeleton: Request for the skeleton; uses ``{question}``.
+        expansion: Request for one point; uses ``{question}``, ``{number}``, ``{point}`` and, if it likes,
+            ``{skeleton}``, and ``{length}`` for how long the text should be.
+        lengths: What ``{length}`` is in each level of detail.
+        skeleton_needs: Added to ``skeleton`` if points may build on each other.
+        needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
+        conclusion: Request for what follows from all points; uses ``{question}`` and ``{points}``.
+        examples: Shown to small models as earlier turns, before the request.
+        skeleton_prefill: What the reply to ``skeleton`` is begun with, if the model allows it.
+        expansion_prefill: What the reply to ``expansion`` is begun with; uses ``{number}``, ``{point}``.
+        skeleton_opening: Added to ``skeleton`` if the reply cannot be begun for the model.
+        expansion_opening: Added to ``expansion`` if the reply cannot be begun; may use ``{point}``.
+        separator: Stands between a point's heading and its text in the finished answer.
+
+    Raises:
+        ValueError: A template misses a field or names an unknown one.
+    """
+
+    skeleton: str
+    expansion: str
+    lengths: Mapping[Detail, str] = field(default_factory=lambda: _ENGLISH["lengths"])
+    skeleton_needs: str = _ENGLISH["skeleton_needs"]
+    needed: str = _ENGLISH["needed"]
+    conclusion: str = _ENGLISH["conclusion"]
+    examples: tuple[Example, ...] = ()
+    skeleton_prefill: str = "1."
+    expansion_prefill: str = "{number}. {point}:"
+    skeleton_opening: str = _ENGLISH["skeleton_opening"]
+    expansion_opening: str = _ENGLISH["expansion_opening"]
+    separator: str = ": "
+
+    def __post_init__(self) -> None:
+        for name, required in _FIELDS.items():
+            found = {one for _, one, _, _ in Formatter().parse(vars(self)[name]) if one}
+            if found - (_OPTIONAL if name == "expansion" else set()) != required:
+                raise ValueError(
+                    f"the {name} template must use exactly the fields {sorted(required)}, got "
+                    f"{sorted(found)}; write literal braces as {{{{ and }}}}"
+                )
+        if missing := set(get_args(Detail)) - set(self.lengths):
+            raise ValueError(f"lengths need an entry for {sorted(missing)}, got {sorted(self.lengths)}")
+
+    def expansion_request(self, question: str, skeleton: Skeleton, point: Point, *, detail: Detail) -> str:
+        """The text of the message that asks for ``point`` of ``skeleton`` to be written out."""
+        fields = {"question": question, "skeleton": skeleton.text, "length": self.lengths[detail]}
+        return self.expansion.format(**fields, number=point.number, point=point.text)
+
+    def num_shared(self, question: str, skeleton: Skeleton, *, detail: Detail) -> int:
+        """How many characters the expansion requests of all points of ``skeleton`` have in common."""
+        fields = {"question": question, "skeleton": skeleton.text, "length": self.lengths[detail]}
+        return len(self.expansion.format(**fields, number="\0", point="\0").partition("\0")[0].rstrip(" "))
+
+    def shared(self, question: str) -> str:
+        """The lines with which the requests for the skeleton and for every point begin."""
+        fields = {"question": question, "length": "", "number": "", "point": "", "skeleton": "\0"}
+        both = zip(self.skeleton.format(**fields), self.expansion.format(**fields), strict=False)
+        same = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        return same[: same.rfind("\n") + 1]
+
+    def skeleton_examples(self) -> list[tuple[str, str, str]]:
+        """Requests for the skeletons of ``examples``, and the replies, which are the same begun or not."""
+        return [
+            (self.skeleton.format(question=one.question), one.skeleton.text, one.skeleton.text)
+            for one in self.examples
+        ]
+
+    def expansion_examples(self, detail: Detail) -> list[tuple[str, str, str]]:
+        """Requests for one point of each of ``examples``, the reply with its heading, and without."""
+        return [
+            (
+                self.expansion_request(one.question, one.skeleton, one.point, detail=detail),
+                f"{self.expansion_reply_start(one.point)} {one.expansion(detail)}",
+                one.expansion(detail),
+            )
+            for one in self.examples
+        ]
+
+    def expansion_reply_start(self, point: Point) -> str:
+        """What the reply to :meth:`expansion_request` is begun with."""
+        return self.expansion_prefill.format(number=point.number, point=point.text)
+
+    @cached_property
+    def example_headings(self) -> frozenset[str]:
+        """The headings of ``examples``, with case folded, to notice a model that copies them."""
+        return frozenset(heading for example in self.examples for heading in example.skeleton.folded)
+
+
+def _load(language: str) -> tuple[PromptTemplates, PromptTemplates]:
+    """The templates for small and for strong models."""
+    wording = load_data(language)
+    examples = [Example(skeleton=Skeleton.of(one.pop("headings")), **one) for one in wording["examples"]]
+    small = PromptTemplates(**wording["small"], examples=tuple(examples))
+    return small, replace(small, **wording["strong"], examples=())
+
+
+ENGLISH, SHORT_ENGLISH = _load("en")
+CHINESE, SHORT_CHINESE = _load("zh")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The templates by language. Replace them to phrase the requests your own way.
+
+    Attributes:
+        templates: From what ``language`` answers to :class:`PromptTemplates`; ``"en"`` is the fallback.
+    """
+
+    templates: Mapping[str, PromptTemplates] = field(default_factory=lambda: {"en": ENGLISH, "zh": CHINESE})
+
+    def __post_init__(self) -> None:
+        if "en" not in self.templates:
+            raise ValueError(f"prompts need an 'en' entry to fall back to, got {sorted(self.templates)}")
+
+    @classmethod
+    def short(cls) -> Prompts:
+        """Requests of about half the length and without examples, for strong models."""
+        return cls({"en": SHORT_ENGLISH, "zh": SHORT_CHINESE})
+
+    def for_question(self, question: str) -> PromptTemplates:
+        """The templates in the language ``question`` is written in."""
+        return self.templates.get(language_of(question), self.templates["en"])
+
 
 Filter: TypeAlias = Literal["heading", "overrun", "loop"]
 
@@ -27,7 +222,7 @@ class ReplyBounds:
         presence_penalty: For models that take one and whose own is 0: it ends what repeats itself.
     """
 
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     max_tokens: int | None = None
     min_tokens: int = 0
     enough_words: int | None = None
@@ -67,7 +262,7 @@ class ModelProfile:
     max_points: int | None = None
     heading_words: int | None = None
     most_alike: float = 1.0
-    filters: frozenset[Filter] = frozenset({"heading", "overrun"})
+    filters: Collection[Filter] = ("heading", "overrun")
 
     SMALL: ClassVar[ModelProfile]
     """For local models and servers: examples as earlier turns, points that stop at the end of the line."""
@@ -75,25 +270,14 @@ class ModelProfile:
     """For vendors' models: short requests, no bounds, no guard against loops."""
 
 
-# A small model goes on with the points after its own, so that a point ends with its line; it may repeat
-# itself, so that its tokens are bounded. The longest point decides how long an answer takes. With these
-# bounds an answer by points is about as long as a plain one.
-ModelProfile.SMALL = ModelProfile(
-    prompts=Prompts(),
-    outline=ReplyBounds(stop=("\n\n",), max_tokens=110, presence_penalty=1.0),
-    points={
-        "brief": ReplyBounds(stop=("\n",), max_tokens=60, presence_penalty=1.0),
-        "normal": ReplyBounds(("\n",), 60, min_tokens=20, enough_words=22, presence_penalty=1.0),
-        "full": ReplyBounds(max_tokens=400, presence_penalty=1.0),
-    },
-    conclusion=ReplyBounds(stop=("\n",), max_tokens=110, min_tokens=20, presence_penalty=1.0),
-    short_answer=40,
-    max_points=5,
-    heading_words=8,
-    most_alike=0.7,
-    filters=frozenset({"heading", "overrun", "loop"}),
-)
-ModelProfile.STRONG = ModelProfile()
+def _load_small() -> ModelProfile:
+    given = load_data("profiles")["small"]
+    points = {detail: ReplyBounds(**bounds) for detail, bounds in given.pop("points").items()}
+    bounds: dict[str, Any] = {name: ReplyBounds(**given.pop(name)) for name in ("outline", "conclusion")}
+    return ModelProfile(Prompts(), points=points, **bounds, **given)
+
+
+ModelProfile.SMALL, ModelProfile.STRONG = _load_small(), ModelProfile()
 PROFILES: Mapping[str, ModelProfile] = {"small": ModelProfile.SMALL, "strong": ModelProfile.STRONG}
-UNFILTERED = replace(ModelProfile.STRONG, filters=frozenset())
+UNFILTERED = replace(ModelProfile.STRONG, filters=())
 """For comparisons with the model's own text."""

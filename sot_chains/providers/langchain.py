@@ -15,8 +15,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence,
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
-from sot_chains.providers.base import ContinuesReplies, Delta, LocalChatModel, WrapsModel
-from sot_chains.providers.histories import with_results
+from sot_chains.providers.base import ContinuesReplies, Delta, LocalChatModel, WrapsModel, with_results
 
 _REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason")  # the last of Amazon's Converse
 

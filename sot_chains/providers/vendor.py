@@ -20,10 +20,9 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from pydantic import SecretStr
 
-from sot_chains.providers.base import WORDS, Delta, PrefillRefusedError, ProviderError
+from sot_chains.providers.base import WORDS, Delta, PrefillRefusedError, ProviderError, with_results
 from sot_chains.providers.callbacks import nobody_listens, reported
 from sot_chains.providers.errors import ReportedError, broke_off, explain, parse_pause, parse_remaining
-from sot_chains.providers.histories import with_results
 from sot_chains.providers.replies import Reply, read
 
 _Clients = dict[Hashable, Any]

@@ -116,6 +116,11 @@ TEMPLATES = Path(__file__).with_name("templates")
 _environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
 
 
+def render(template: str, **values: Any) -> str:
+    """The text that a template makes of ``values``, which are escaped in it."""
+    return _environment.get_template(template).render(**values)
+
+
 @dataclass(frozen=True)
 class Run:
     """Answers to one question by one model, side by side. Jupyter displays it."""
@@ -125,15 +130,12 @@ class Run:
     lanes: tuple[Lane, ...] = ()
 
     def _repr_html_(self) -> str:
-        return self._rendered("notebook.html")
+        return render("notebook.html", run=self)
 
     def fragment(self) -> str:
         """The answers, a timeline and a table, without their style."""
-        return self._rendered("run.html")
+        return render("run.html", run=self)
 
     def page(self) -> str:
         """A document of its own, which needs no other file."""
-        return self._rendered("page.html")
-
-    def _rendered(self, template: str) -> str:
-        return _environment.get_template(template).render(run=self)
+        return render("page.html", run=self)

@@ -9,9 +9,7 @@ from typing import Literal
 from langchain_core.runnables import Runnable
 
 from sot_chains.calls.options import Routing
-from sot_chains.router.prompted import PromptedRouter
-from sot_chains.router.route import Route, Router, first_certain_of
-from sot_chains.router.rules import RulesRouter
+from sot_chains.router.route import PromptedRouter, Route, Router, RulesRouter, first_certain_of
 from sot_chains.router.trained import TrainedRouter
 
 __all__ = ["PromptedRouter", "Route", "Router", "RulesRouter", "TrainedRouter", "auto_router"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
 
 PYTHON, LOCAL = "python:", "local:"
-_MODELS = (
-    "openai:NAME, anthropic:NAME, python:PACKAGE.FUNCTION for what a function of yours returns, or to run it "
-    "here: default, a folder, a GGUF file or a name on the hub (default)"
-)
 
 
 @dataclass(frozen=True)
@@ -42,17 +37,6 @@ class Extras:
     # Loads the model at a path (None: the default one) with the options of ChatLocal.from_pretrained.
     load_local: Callable[..., Any]
     make_copying: Callable[[Any, Path | None], Copying]  # for a model, with a folder of documents or None
-
-
-def add_model_arguments(parser: argparse.ArgumentParser, *, profile: bool = True, **options: Any) -> None:
-    """Adds the arguments that name a model and tell how it is asked; ``options`` are those of ``--model``."""
-    parser.add_argument("--model", metavar="MODEL", **{"help": _MODELS, **options})
-    parser.add_argument("--base-url", metavar="URL", help="a compatible server: http://127.0.0.1:8000/v1")
-    parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the vendor's key")
-    parser.add_argument("--device", default="auto", help="of a local model; by default a GPU if there is one")
-    if profile:
-        help_text = "how the model is asked (small for a local model or a compatible server)"
-        parser.add_argument("--profile", choices=("small", "strong"), help=help_text)
 
 
 def find_vendor(name: str | None) -> str | None:

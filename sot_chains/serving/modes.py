@@ -12,7 +12,7 @@ from sot_chains.calls.usage import Price, num_tokens, price_for
 from sot_chains.chain import SkeletonOfThought
 from sot_chains.prompts.profile import UNFILTERED, ModelProfile
 from sot_chains.providers import Provider, VendorProvider, make_provider
-from sot_chains.providers.histories import with_results
+from sot_chains.providers.base import with_results
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.router import auto_router
 from sot_chains.serving.answer import Answer, Answers, TextLimit

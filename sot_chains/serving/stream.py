@@ -16,7 +16,7 @@ from starlette import types
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from sot_chains.aio.tasks import cancel_and_wait
+from sot_chains.aio.blocking import cancel_and_wait
 from sot_chains.serving.schema import RefusedError, with_whole_characters
 
 T = TypeVar("T")

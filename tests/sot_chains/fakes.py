@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import Field, PrivateAttr
 
 from sot_chains import Delta, ModelProfile, ProviderError, SkeletonOfThought
-from sot_chains.prompts.templates import CHINESE, ENGLISH, SHORT_CHINESE, SHORT_ENGLISH
+from sot_chains.prompts.profile import CHINESE, ENGLISH, SHORT_CHINESE, SHORT_ENGLISH
 
 QUESTION = "How do I sleep well?"
 OUTLINE = "1. Fixed hours\n2. Dark room\n3. Less coffee"

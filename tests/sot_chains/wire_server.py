@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sot_chains import SkeletonOfThought, close_clients
-from sot_chains.aio.tasks import cancel_and_wait
+from sot_chains.aio.blocking import cancel_and_wait
 from tests.sot_chains.fakes import sot_of
 
 WIRES = ["openai", "anthropic"]

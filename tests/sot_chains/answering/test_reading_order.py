@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.aio.tasks import Tasks, gather_or_cancel
-from sot_chains.answering.reading_order import ReadingOrder
-from sot_chains.answering.state import Part
+from sot_chains.aio.blocking import Tasks, gather_or_cancel
+from sot_chains.answering.record import Part
+from sot_chains.answering.streams import ReadingOrder
 from tests.sot_chains.fakes import nothing_runs, other_tasks
 
 

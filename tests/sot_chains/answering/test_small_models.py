@@ -10,8 +10,7 @@ import pytest
 from langchain_core.messages import BaseMessage
 
 from sot_chains import ModelProfile, ProviderError, Retries, SkeletonOfThought
-from sot_chains.prompts.profile import UNFILTERED
-from sot_chains.prompts.templates import ENGLISH
+from sot_chains.prompts.profile import ENGLISH, UNFILTERED
 from tests.sot_chains.fakes import (
     ANSWER,
     EXPANSIONS,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableLambda
 
-from sot_chains.calls.retries import Retries
 from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store
 from sot_chains.evaluation.judge import ASPECTS, Comparison, make_request, read_verdict
-from sot_chains.evaluation.results import NetWinRate, judge_health
+from sot_chains.evaluation.run import NetWinRate, judge_health
+from sot_chains.providers.errors import Retries
 from tests.sot_chains.evaluation.judges import always_first, answers_in, leans_to_the_first, prefers_longer
 from tests.sot_chains.fakes import FakeProvider
 

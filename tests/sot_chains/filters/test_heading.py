@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sot_chains import Point
-from sot_chains.filters.heading import HeadingFilter
+from sot_chains.filters.points import HeadingFilter
 
 POINT = Point(3, "Careful watering")
 

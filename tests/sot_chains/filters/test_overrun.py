@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sot_chains.filters.overrun import OverrunFilter
-from sot_chains.filters.pipeline import Pipeline, TextFilter, WholeSentences
+from sot_chains.filters.points import OverrunFilter, Pipeline, TextFilter, WholeSentences
 from sot_chains.outline.skeleton import Point
-from sot_chains.providers.loops import LoopGuard
+from sot_chains.providers.replies import LoopGuard
 
 HEADINGS = ["Fixed hours", "Dark room", "Less coffee", "Sport"]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sot_chains.outline.list_parser import OutlineParser
 from sot_chains.outline.reader import OutlineReader
 from sot_chains.outline.skeleton import Point, Skeleton, parse_skeleton
-from sot_chains.prompts.templates import ENGLISH
+from sot_chains.prompts.profile import ENGLISH
 from tests.sot_chains.outline.test_skeleton import list_like
 
 texts = st.one_of(st.text(), st.text("12.) ab\n-*", max_size=80), list_like)

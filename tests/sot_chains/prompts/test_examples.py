@@ -10,7 +10,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from sot_chains import CHINESE, ENGLISH, ModelProfile, PromptTemplates
 from sot_chains.outline.skeleton import parse_skeleton
 from sot_chains.prompts.conversation import Conversation
-from sot_chains.prompts.templates import Detail
+from sot_chains.prompts.profile import Detail
 from tests.sot_chains.fakes import QUESTION, LocalChatModel, PacedChatModel, sot_of
 
 SMALL = ModelProfile.SMALL

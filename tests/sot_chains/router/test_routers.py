@@ -20,7 +20,7 @@ from sot_chains.router import (
     TrainedRouter,
     first_certain_of,
 )
-from sot_chains.router.prompted import read_letter
+from sot_chains.router.route import read_letter
 from tests.sot_chains.fakes import ANSWER, PLAIN, QUESTION, FakeProvider, PacedChatModel
 
 
