@@ -154,7 +154,7 @@ def collect_votes(answers: Sequence[KnownAnswer], drafter: Drafter) -> Votes:
             votes.add(sources, text, known.answer[written:])
             landed = len(draft.nodes_along(known.answer[written:])) + 1
             text.extend(known.answer[written : written + landed])
-            sources.extend(text, landed)
+            sources.extend(text, len(known.prompt))
             written += landed
     return votes
 

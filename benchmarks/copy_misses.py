@@ -86,7 +86,7 @@ def misses(cases: Sequence[KnownAnswer]) -> tuple[Counter[str], Counter[str]]:
                 tokens[kind] += possible - num_accepted
             emitted = rest[: num_accepted + 1]
             row.token_ids.extend(emitted)
-            sources.extend(row.token_ids, len(emitted))
+            sources.extend(row.token_ids, row.num_prompt_tokens)
             written += len(emitted)
     return times, tokens
 

@@ -1,7 +1,6 @@
 """A decoding engine over ``transformers`` models: draft -> verify -> accept -> commit, losslessly.
 
-Needs the ``local`` extra (torch). The names below are imported on first use, so importing the package is
-cheap.
+Needs the ``local`` extra (torch). Names are imported on first use, so importing the package is cheap.
 """
 
 from __future__ import annotations
@@ -20,22 +19,8 @@ if TYPE_CHECKING:
     from local_backend.sequences.sampling import SamplingParams
     from local_backend.transformers.generate import ParallelDecoding
 
-__all__ = [
-    "ChatLocal",
-    "Combined",
-    "Completion",
-    "Draft",
-    "Drafter",
-    "Engine",
-    "Jacobi",
-    "Lookahead",
-    "Outcome",
-    "ParallelDecoding",
-    "ReferenceCopy",
-    "References",
-    "SamplingParams",
-    "Scheduling",
-]
+__all__ = ["ChatLocal", "Combined", "Completion", "Draft", "Drafter", "Engine", "Jacobi", "Lookahead"]
+__all__ += ["Outcome", "ParallelDecoding", "ReferenceCopy", "References", "SamplingParams", "Scheduling"]
 __version__ = "0.2.0"
 
 _HOMES = {

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
     from local_backend import ChatLocal
 
 
@@ -36,6 +38,21 @@ def default_copying(default_chat: "ChatLocal") -> "Iterator[ChatLocal]":
 
     with Engine(default_chat.engine.model, default_chat.engine.tokenizer, "reference_copy") as engine:
         yield ChatLocal(engine=engine, model_name=default_chat.model_name, max_tokens=48)
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> "Iterator[InMemorySpanExporter]":
+    """What OpenTelemetry's SDK records during a test; its global provider can be set only once a process."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    yield exporter
+    provider.shutdown()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -72,6 +72,11 @@ def test_the_command_wires_public_names_and_nobody_imports_it() -> None:
         assert not any(COMMAND in _roots(path) for path in _modules(package)), package
 
 
+def test_spans_never_need_opentelemetry() -> None:
+    for path in [path for package in PACKAGES for path in _modules(package)]:
+        assert "opentelemetry" not in _roots(path), path  # who sets a provider has imported it
+
+
 def test_sot_chains_never_needs_torch() -> None:
     for path in _modules("sot_chains"):
         assert not _roots(path) & {"torch", "accelerate"}, path

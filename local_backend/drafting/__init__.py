@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from local_backend.drafting.by_row import ByRow
 from local_backend.drafting.combined import Combined
-from local_backend.drafting.drafter import Autoregressive, Drafter, RowView
+from local_backend.drafting.drafter import Autoregressive, Drafter, RowView, drafter_name
 from local_backend.drafting.jacobi import Jacobi
 from local_backend.drafting.lookahead import Lookahead
 from local_backend.drafting.reference_copy import ReferenceCopy
@@ -15,12 +17,13 @@ _BY_NAME: dict[str, Callable[[], Drafter]] = {
     "combined": lambda: Combined([ReferenceCopy(), Jacobi(), Lookahead()]),
     "jacobi": Jacobi,
     "lookahead": Lookahead,
+    "none": Autoregressive,
     "reference_copy": ReferenceCopy,
 }
 
 
-def make_drafter(drafter: str | Drafter) -> Drafter:
-    """Look up a drafter by name; a drafter is returned unchanged.
+def make_drafter(drafter: str | Drafter, name_of: Callable[[Any], str | None] | None = None) -> Drafter:
+    """Look up a drafter by name, or return one unchanged; by ``name_of`` each row may name another.
 
     Raises:
         ValueError: No drafter has that name.
@@ -32,16 +35,8 @@ def make_drafter(drafter: str | Drafter) -> Drafter:
         return _BY_NAME[drafter]()
     if not isinstance(drafter, Drafter):
         raise TypeError(f"a drafter has propose() and observe(), got {type(drafter).__name__}")
-    return drafter
+    return drafter if name_of is None else ByRow(drafter, name_of, make_drafter)
 
 
-__all__ = [
-    "Autoregressive",
-    "Combined",
-    "Drafter",
-    "Jacobi",
-    "Lookahead",
-    "ReferenceCopy",
-    "RowView",
-    "make_drafter",
-]
+__all__ = ["Autoregressive", "Combined", "Drafter", "Jacobi", "Lookahead", "ReferenceCopy", "RowView"]
+__all__ += ["drafter_name", "make_drafter"]

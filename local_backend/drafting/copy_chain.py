@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from local_backend.drafting.copy_sources import CopySources
 from local_backend.drafting.copy_tree import Votes, length_class
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafting.drafter import PerRow, RowView, require_at_least
+from local_backend.drafting.drafter import PerRow, RowByRow, RowView, require_at_least
 from local_backend.drafting.reference_copy import FITTED
 from local_backend.drafting.suffix_index import SharedIndexes, SuffixIndex
 
@@ -43,7 +43,7 @@ class _State:
 
 
 @dataclass(eq=False, kw_only=True)
-class CopyChain:
+class CopyChain(RowByRow):
     """Proposes the likeliest copy of what a row may quote, as a chain.
 
     Attributes:
@@ -67,10 +67,6 @@ class CopyChain:
         self._states = PerRow(self._begin)
         self._offsets = [0.0] * _NUM_CLASSES
 
-    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """One chain for each row; empty if no token is likely enough."""
-        return [self._draft(row) for row in rows]
-
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Learn how often guesses are right."""
         for row, outcome in zip(rows, outcomes, strict=True):
@@ -93,7 +89,7 @@ class CopyChain:
             return EMPTY_DRAFT
         state = self._states[row]
         sources, state.guesses = state.sources, []
-        sources.extend(row.token_ids, len(row.token_ids) - row.num_prompt_tokens - sources.num_written)
+        sources.extend(row.token_ids, row.num_prompt_tokens)
         votes = Votes(FITTED, deviation=sources.deviation)
         voters = votes.weigh(sources(row.token_ids))
         probability, probabilities = 1.0, []

@@ -10,6 +10,7 @@ Knows token ids and indexes. Does not know how votes are counted.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from local_backend.drafting.copy_tree import Source
@@ -66,19 +67,14 @@ class CopySources:
         self._num_deviations = self._num_followed = 0.0
 
     @property
-    def num_written(self) -> int:
-        """Number of emitted tokens passed to ``extend`` so far."""
-        return len(self._written.tokens)
-
-    @property
     def deviation(self) -> float:
         """Log odds that the row's next token differs from the position it copies from."""
         rate = (self._num_deviations + _FIRST_DEVIATIONS) / (self._num_followed + _FIRST_TOKENS)
         return math.log(rate / (1 - rate))
 
-    def extend(self, text: Sequence[int], num_new: int) -> None:
-        """Record that the row emitted the last ``num_new`` tokens of ``text``."""
-        if not num_new:
+    def extend(self, text: Sequence[int], num_prompt_tokens: int) -> None:
+        """Record what the row has emitted since the last call: the end of ``text``, its prompt included."""
+        if not (num_new := len(text) - num_prompt_tokens - len(self._written.tokens)):
             return
         written = text[len(text) - num_new :]
         self._written.extend(written)
@@ -162,7 +158,7 @@ class CopySources:
             math.log(self._main.count(tokens[index - 1])) if match.num_tokens == 1 else 0.0,
             float(0 < ahead <= _CLOSE_TOKENS),
             float(_CLOSE_TOKENS < ahead <= _NEAR_TOKENS),
-            math.log1p(index - self._main.starts[self._main.text_at(index)]),
+            math.log1p(index - self._main.starts[bisect_right(self._main.starts, index) - 1]),
             overlap,
             0.0,
         )

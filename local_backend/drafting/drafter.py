@@ -5,6 +5,7 @@ Knows drafts and outcomes. Does not know the engine, the model or the cache.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -50,6 +51,17 @@ class Drafter(Protocol):
         """
 
 
+class RowByRow:
+    """A drafter that drafts each row by itself."""
+
+    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
+        """One draft for each row; empty if no token is likely enough."""
+        return [self._draft(row) for row in rows]
+
+    def _draft(self, row: RowView) -> Draft:
+        raise NotImplementedError
+
+
 StateT = TypeVar("StateT")
 
 
@@ -71,6 +83,11 @@ class PerRow(Generic[StateT]):
 
     def __len__(self) -> int:
         return len(self._states)
+
+
+def drafter_name(drafter: Drafter) -> str:
+    """The name of a drafter in metadata and among those to choose from: its class's, ``reference_copy``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(drafter).__name__).lower()
 
 
 def require_at_least(least: float, **numbers: float | None) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import PerRow, RowView, require_at_least
+from local_backend.drafting.drafter import PerRow, RowByRow, RowView, require_at_least
 
 _KEPT_NGRAMS = 8
 
@@ -23,7 +23,7 @@ class _State:
     guess: list[int] = field(default_factory=list)
 
 
-class Jacobi:
+class Jacobi(RowByRow):
     """Proposes the last iterate of a block of guesses.
 
     Args:
@@ -42,10 +42,6 @@ class Jacobi:
         self.block_size = block_size
         self.num_recycled = num_recycled
         self._states = PerRow(lambda _: _State(NgramPool(ngram_size, _KEPT_NGRAMS)))
-
-    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """Each row's block, with recycled n-grams that begin with its last token as branches."""
-        return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Take the model's tokens at the rejected positions as the next guess."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from local_backend.drafting.draft import Draft, Outcome
-from local_backend.drafting.drafter import PerRow, RowView, require_at_least
+from local_backend.drafting.drafter import PerRow, RowByRow, RowView, require_at_least
 from local_backend.drafting.jacobi import NgramPool
 
 # N-grams of references are collected for each row; long copies are the job of reference copy.
@@ -36,7 +36,7 @@ class _State:
         return [iterate[column] for iterate in self.window]
 
 
-class Lookahead:
+class Lookahead(RowByRow):
     """Proposes n-grams that begin with the row's last token, and a window that produces more.
 
     Args:
@@ -57,10 +57,6 @@ class Lookahead:
         self.ngram_size = ngram_size
         self.num_guesses = num_guesses
         self._states = PerRow(self._begin)
-
-    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """Each row's guesses, then its window, as one tree."""
-        return [self._draft(row) for row in rows]
 
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Collect the n-grams that the window produced, and advance it by one iterate."""

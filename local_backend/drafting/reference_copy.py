@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from local_backend.drafting.copy_sources import CopySources
 from local_backend.drafting.copy_tree import CopyWeights, Votes, grow
 from local_backend.drafting.draft import EMPTY_DRAFT, Draft, Outcome
-from local_backend.drafting.drafter import PerRow, RowView, require_at_least
+from local_backend.drafting.drafter import PerRow, RowByRow, RowView, require_at_least
 from local_backend.drafting.suffix_index import SharedIndexes, SuffixIndex
 
 FITTED = CopyWeights(
@@ -45,7 +45,7 @@ class _State:
 
 
 @dataclass(eq=False, kw_only=True)
-class ReferenceCopy:
+class ReferenceCopy(RowByRow):
     """Proposes the likeliest continuations of all positions where the row's last tokens occurred before.
 
     A token is drafted if its path is accepted with at least a certain probability, the price of a token. The
@@ -74,10 +74,6 @@ class ReferenceCopy:
         self._indexes = SharedIndexes()
         self._states = PerRow(self._begin)
 
-    def propose(self, rows: Sequence[RowView]) -> Sequence[Draft]:
-        """One tree for each row; empty if no token is likely enough."""
-        return [self._draft(row) for row in rows]
-
     def observe(self, rows: Sequence[RowView], outcomes: Sequence[Outcome]) -> None:
         """Learn for each row whether its copies break off sooner or later than expected."""
         for row, outcome in zip(rows, outcomes, strict=True):
@@ -105,7 +101,7 @@ class ReferenceCopy:
             return EMPTY_DRAFT
         state = self._states[row]
         sources = state.sources
-        sources.extend(row.token_ids, len(row.token_ids) - row.num_prompt_tokens - sources.num_written)
+        sources.extend(row.token_ids, row.num_prompt_tokens)
         draft = grow(
             sources(row.token_ids),
             Votes(self.weights, deviation=sources.deviation, caution=state.caution),

@@ -95,10 +95,6 @@ class SuffixIndex:
             rank = int(indexes.searchsorted(behind))
             yield len(indexes), int(indexes[rank if rank < len(indexes) else 0])
 
-    def text_at(self, index: int) -> int:
-        """Index of the text that contains an index."""
-        return bisect_right(self.starts, index) - 1
-
     def matches(self, text: Sequence[int], *, limit: int, near: int = 0) -> list[Match]:
         """Indexes where the end of ``text`` occurs and another token follows, longest matches first.
 

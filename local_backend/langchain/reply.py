@@ -21,11 +21,11 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from local_backend.engine.engine import Engine
 from local_backend.langchain.chat_format import (
     REASONING_TAGS,
     answer_metadata,
     chat_prompt,
+    copied_texts,
     opened_reasoning,
     sampling_params,
     turn_ends,
@@ -175,12 +175,10 @@ class Reply:
         stop: Sequence[str] | None,
         arguments: Mapping[str, Any],
     ) -> None:
-        self._engine: Engine = model.engine
-        self._model_name: str = model.model_name
-        tokenizer = self._engine.tokenizer
+        self._model, tokenizer = model, model.engine.tokenizer
         form = ReplyFormat(tokenizer, arguments)
         self._prompt, self._num_context_tokens = reply_prompt(tokenizer, messages, form)
-        self._references = arguments.get("references")
+        self._references = copied_texts(arguments)
         self._num_counted = self._num_written = 0  # tokens: reported as usage, and not yet
         self._calls = form.calls
         may_call = bool(form.tools) and form.grammar is None
@@ -198,13 +196,14 @@ class Reply:
     def row(self, listener: Callable[[Update], None]) -> Row:
         """Its row, to submit to the engine."""
         try:
-            return self._engine.make_row(
+            row: Row = self._model.engine.make_row(
                 self._prompt,
                 listener,
                 params=self._params,
                 references=self._references,
                 num_context_tokens=self._num_context_tokens,
             )
+            return row
         except ContextLengthError as error:
             raise PromptOverflowError(*error.args) from None
 
@@ -222,7 +221,7 @@ class Reply:
             message = self._calls.read(update.text, completion.finish_reason if completion else None)
         if completion is not None:
             self._num_written = len(completion.token_ids) - self._num_counted
-            message.response_metadata = answer_metadata(completion, self._model_name, self._engine)
+            message.response_metadata = answer_metadata(completion, self._model, self._params.drafter)
             message.chunk_position = "last"
         elif not (message.content or message.tool_call_chunks or message.additional_kwargs):
             return None
@@ -231,6 +230,10 @@ class Reply:
             input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer
         )
         self._num_counted, self._num_written = self._num_counted + answer, 0
+        if completion is not None and (drafted := completion.stats.num_drafted):
+            accepted = completion.stats.num_accepted  # named as in OpenAI's usage
+            details: Any = {"accepted_prediction": accepted, "rejected_prediction": drafted - accepted}
+            message.usage_metadata["output_token_details"] = details
         return ChatGenerationChunk(message=message)
 
     def result(self, last: Update) -> ChatResult:

@@ -125,7 +125,5 @@ class _WholeJson(JsonOutputParser):
         return super().parse_result(result, partial=partial)
 
 
-class _WholePydantic(PydanticOutputParser[Any]):
-    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        _check_whole(result)
-        return super().parse_result(result, partial=partial)
+class _WholePydantic(_WholeJson, PydanticOutputParser[Any]):
+    """Parses the object as :class:`PydanticOutputParser`, which is itself a :class:`JsonOutputParser`."""

@@ -10,6 +10,9 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
 from local_backend.models.gguf import converted
 
 if TYPE_CHECKING:
@@ -49,9 +52,6 @@ def packaged_file() -> Path | None:
 
 
 def _from_hub() -> Path:
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
     try:
         return Path(snapshot_download(MODEL_NAME, local_files_only=True, allow_patterns=_NEEDED_FILES))
     except LocalEntryNotFoundError:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from local_backend.caching.cache_layer import explained
+from local_backend.kernels.openmp import run_in_short_lived_thread
+from local_backend.kernels.quantization import quantize
 from local_backend.models.default_model import default_model_path
 from local_backend.models.files import check_files
 from local_backend.models.gguf import load_gguf
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 # Options of a model that hold for its tokenizer, too.
 _OF_BOTH = {"cache_dir", "local_files_only", "revision", "subfolder", "token", "trust_remote_code"}
@@ -42,7 +43,6 @@ def load(
         model_options: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
-        ImportError: The ``local`` extra is not installed.
         OSError: There is no such model, or no default model can be found.
         ValueError: A file is damaged, is something else or cannot be read by ``transformers``; or ``dtype``,
             ``device`` or ``quantization`` is unknown or cannot be used here.
@@ -65,15 +65,10 @@ def load(
         try:
             model = cast("Any", model).to(device)
         except RuntimeError as error:
-            from local_backend.caching.cache_layer import explained
-
             size = sum(each.nbytes for each in model.state_dict().values()) / 2**30
             about = f"{size:.2f} GiB of weights in {dtype} on {device}: take a smaller model or device='cpu'"
             raise explained(error, about) from None
     if quantization is not None:
-        from local_backend.kernels.openmp import run_in_short_lived_thread
-        from local_backend.kernels.quantization import quantize
-
         run_in_short_lived_thread(lambda: quantize(model, quantization))
     return model, tokenizer
 
@@ -82,14 +77,8 @@ def choose_device(device: str | torch.device | None = "auto") -> torch.device:
     """The device that is meant; by ``"auto"`` a GPU if there is one, else Apple's, else the CPU.
 
     Raises:
-        ImportError: The ``local`` extra is not installed.
         ValueError: The device cannot be used.
     """
-    try:
-        import torch  # here, to explain a missing installation
-    except ImportError as error:
-        raise ImportError("local models need torch: pip install '.[local]' in a checkout") from error
-
     if device in (None, "auto"):
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -103,8 +92,6 @@ def choose_device(device: str | torch.device | None = "auto") -> torch.device:
 def _from_pretrained(
     path_or_name: str | Path, options: dict[str, Any], where: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     try:
         tokenizer = AutoTokenizer.from_pretrained(path_or_name, **where)
         return AutoModelForCausalLM.from_pretrained(path_or_name, **options), tokenizer
@@ -115,8 +102,6 @@ def _from_pretrained(
 
 
 def _number_format(dtype: torch.dtype | str, device: torch.device) -> torch.dtype:
-    import torch
-
     if dtype == "auto":
         return torch.bfloat16 if bf16_is_fast(device) else torch.float32
     named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
@@ -130,8 +115,6 @@ def bf16_is_fast(device: str | torch.device | None = None) -> bool:
 
     Without native units it is emulated: matrix products then take ten to thirty times as long as in float32.
     """
-    import torch
-
     kind = torch.device(device or choose_device()).type
     if kind == "cpu":
         units = torch.cpu.get_capabilities()

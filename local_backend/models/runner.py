@@ -72,14 +72,9 @@ class ModelRunner:
         self._may_share = architecture.device.type == "cpu" and not (
             execution.is_compiled or any(architecture.windows.values())
         )
-        self._graphed = None
+        self.graphed: GraphedForwards | None = None  # records decode forwards, if they are replayed
         if execution.with_graphs:
-            self._graphed = GraphedForwards(self._forward, cache, architecture.device)
-
-    @property
-    def has_graphs(self) -> bool:
-        """Whether decode forwards are recorded."""
-        return self._graphed is not None
+            self.graphed = GraphedForwards(self._forward, cache, architecture.device)
 
     @torch.inference_mode()
     def __call__(
@@ -106,8 +101,8 @@ class ModelRunner:
         """
         fused = self._fused if self._fused is not None and self._fused.is_intact() else None
         is_decode = with_logits and not first_row and max(map(len, unread)) == 1
-        if self._graphed is not None and is_decode and fused is self._fused:
-            return self._replay(self._graphed, unread, drafts)
+        if self.graphed is not None and is_decode and fused is self._fused:
+            return self._replay(self.graphed, unread, drafts)
         num_rows = len(unread)
         num_unread = [len(tokens) for tokens in unread]
         fewest = min(num_unread)

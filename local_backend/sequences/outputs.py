@@ -99,6 +99,11 @@ class Stats:
         """Emitted tokens per decode forward, bonus tokens included."""
         return self.num_tokens / self.num_forwards if self.num_forwards else 0.0
 
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafted tokens that were accepted; ``None`` if nothing was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

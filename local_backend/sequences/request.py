@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from local_backend.sequences.detokenizing import Detokenizer
@@ -18,6 +18,7 @@ from local_backend.sequences.logits import LogitsRules, TokenBiases
 from local_backend.sequences.outputs import Update
 from local_backend.sequences.sampling import SamplingParams
 from local_backend.sequences.sequence import STREAM_INTERVAL_SECONDS, Row
+from local_backend.sequences.spans import begin_span
 from local_backend.sequences.tokenizing import encode_plain
 
 if TYPE_CHECKING:
@@ -94,33 +95,25 @@ class References:
 
 
 class ReferenceTokens:
-    """Tokenizes references and caches up to ``max_tokens`` token ids; thread-safe.
+    """Tokenizes references, and keeps those used last; thread-safe.
 
     Equal references give the same object, so data built from it can be looked up by identity.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 500_000) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._max_tokens = max_tokens
-        self._kept: OrderedDict[str, TokenizedTexts] = OrderedDict()
+        self._encode = lru_cache(maxsize=32)(self._encoded)
         self._lock = threading.Lock()
 
     def __call__(self, references: Sequence[str] | References | None) -> TokenizedTexts:
         """Token ids of each text; see :class:`References` for what is no reference."""
         if references is None or not len(references):
             return ()
-        handle = References.of(references)
-        with self._lock:
-            if handle.digest in self._kept:
-                self._kept.move_to_end(handle.digest)
-                return self._kept[handle.digest]
-        tokens = tuple(tuple(encode_plain(self._tokenizer, text)) for text in handle.texts)
-        with self._lock:
-            tokens = self._kept.setdefault(handle.digest, tokens)  # another thread may have been faster
-            num_tokens = sum(len(text) for texts in self._kept.values() for text in texts)
-            while num_tokens > self._max_tokens and len(self._kept) > 1:
-                num_tokens -= sum(map(len, self._kept.popitem(last=False)[1]))
-        return tokens
+        with self._lock:  # two threads with equal references get one object
+            return self._encode(References.of(references))
+
+    def _encoded(self, references: References) -> TokenizedTexts:
+        return tuple(tuple(encode_plain(self._tokenizer, text)) for text in references.texts)
 
 
 @dataclass(eq=False)
@@ -132,6 +125,7 @@ class RowMaker:
     require_memory: Callable[[int], None]
     max_positions: int
     vocabulary_size: int
+    model_name: str | None = None  # in traces
     _with_stop: dict[frozenset[str], frozenset[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -183,6 +177,7 @@ class RowMaker:
             references=self._reference_tokens(references),
             logits=self.rules.for_row(prompt, max_length, params.logits_processors),
             min_interval_seconds=min_interval_seconds,
+            span=begin_span(self.model_name, len(prompt)),
         )
         row.biases = self._biases(row, num_before)
         if params.grammar is not None:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from local_backend.drafting import make_drafter
+
 _COLDEST, _LARGE_EXPONENT = 1e-30, 60  # in a calculation
 _READ_AT_ONCE = ("cpu",)  # devices whose values can be read without waiting for them
 _BLOCK, _LEAST_BLOCK, _NUM_PARTS = 256, 32, 8  # tokens, and parts of a vocabulary
@@ -67,6 +69,7 @@ class SamplingParams:
         grammar: What the text must follow, e.g. :func:`~local_backend.sequences.grammar.json_grammar` of a
             schema. Applied after the logits processors; where they rule out all that it allows, it wins.
         keep_special_tokens: Whether special tokens that the model writes are part of the text.
+        drafter: The name of a drafter, e.g. ``"none"``, in place of the engine's; changes no token.
 
     Raises:
         TypeError: A value is no number.
@@ -89,6 +92,7 @@ class SamplingParams:
     min_tokens: int = 0
     grammar: str | None = None
     keep_special_tokens: bool = False
+    drafter: str | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, least, most, words) in _BOUNDS.items():
@@ -101,6 +105,7 @@ class SamplingParams:
                 raise ValueError(f"{name} must be {words}, got {value}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop must be a tuple of non-empty strings, got {self.stop!r}")
+        make_drafter(self.drafter or "none")  # raises if there is none of that name
 
     @property
     def is_filtered(self) -> bool:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from local_backend.sequences.grammar import GrammarRule
 from local_backend.sequences.logits import RowLogits, TokenBiases
 from local_backend.sequences.outputs import Completion, FinishReason, Stats, TokenLogprob, Update
 from local_backend.sequences.sampling import SamplingParams
+from local_backend.sequences.spans import end_span
 
 STREAM_INTERVAL_SECONDS = 0.02
 _UNIFORMS_AT_ONCE = 64
@@ -46,6 +48,7 @@ class Row:
         grammar: What its answer must follow, if anything.
         error: The error that ends the row at the end of the step.
         logprobs: One for each emitted token, if requested.
+        span: Of a tracer, see :mod:`~local_backend.sequences.spans`; ends with the row.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -68,6 +71,7 @@ class Row:
     error: Exception | None = None
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    span: Any = None
     _generator: torch.Generator | None = None
     _uniforms: list[float] = field(default_factory=list)
     _undecoded: list[int] = field(default_factory=list)
@@ -174,8 +178,7 @@ class Row:
             return
         self._detokenize()
         self.text += self.detokenizer.finish()
-        self.state = State.FINISHED
-        self.stats.finished_seconds = time.monotonic()
+        self._end(reason)
         completion = Completion(
             self.token_ids[self.num_prompt_tokens :],
             self.text,
@@ -192,9 +195,14 @@ class Row:
         """End the row and send the error to its listener."""
         if self.state is State.FINISHED:
             return
+        self._end(type(error).__name__)
+        self.listener(Update(error=error))
+
+    def _end(self, reason: str) -> None:
         self.state = State.FINISHED
         self.stats.finished_seconds = time.monotonic()
-        self.listener(Update(error=error))
+        if self.span is not None:
+            end_span(self.span, self.stats, reason)
 
 
 def notify_safely(row: Row, emit: Callable[[], None]) -> None:

@@ -21,20 +21,6 @@ from local_backend.training.streams import NoiseOptions
 from local_backend.training.trainer import Training
 from local_backend.training.tuning import Report, prepare, tune
 
-__all__ = [
-    "CollectOptions",
-    "NoiseOptions",
-    "Report",
-    "StoredAnswer",
-    "Training",
-    "TuneOptions",
-    "collect_answers",
-    "evaluate",
-    "fingerprint",
-    "load_for_training",
-    "perplexity",
-    "prepare",
-    "read_prompts",
-    "stored_answers",
-    "tune",
-]
+__all__ = ["CollectOptions", "NoiseOptions", "Report", "StoredAnswer", "Training", "TuneOptions"]
+__all__ += ["collect_answers", "evaluate", "fingerprint", "load_for_training", "perplexity", "prepare"]
+__all__ += ["read_prompts", "stored_answers", "tune"]

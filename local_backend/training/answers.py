@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -217,7 +217,7 @@ def stored_answers(
             )
     kept = [
         StoredAnswer(tuple(record["prompt_ids"]), tuple(record["answer_ids"]), record["has_ended"])
-        for _, record in _lines(folder / _ANSWERS)
+        for record in map(json.loads, _whole_lines(folder / _ANSWERS))
         if "fault" not in record
     ]
     if not kept:
@@ -227,21 +227,11 @@ def stored_answers(
 
 def _resume(path: Path) -> Counter[str]:
     """Counts the outcomes that a file already holds, by fault or as ``"kept"``, and cuts off a torn line."""
-    counts, end = Counter[str](), 0
     path.touch()
-    for after, record in _lines(path):
-        counts[record.get("fault", KEPT)] += 1
-        end = after
-    os.truncate(path, end)
-    return counts
+    lines = _whole_lines(path)
+    os.truncate(path, sum(map(len, lines)))
+    return Counter(json.loads(line).get("fault", KEPT) for line in lines)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Each whole line's record and the offset behind it."""
-    offset = 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            yield offset, json.loads(line)
+def _whole_lines(path: Path) -> list[bytes]:
+    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -53,7 +55,6 @@ def claim(path: Path, wanted: Mapping[str, Any], *, may_differ: Collection[str] 
         ValueError: The file describes other work; says what differs.
     """
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(wanted, indent=1) + "\n")
         return
     found = dict(_flat(json.loads(path.read_text("utf-8"))))
@@ -79,10 +80,14 @@ def _flat(settings: Mapping[str, Any], around: str = "") -> Iterator[tuple[str, 
             yield f"{around}{name}", value
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: a kill leaves the old one or the new one."""
+def write_whole(path: Path, content: Any) -> None:
+    """Write text, or what ``torch.save`` takes, atomically: a kill leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
+    if isinstance(content, str):
+        unfinished.write_text(content, encoding="utf-8")
+    else:
+        torch.save(content, unfinished)
     unfinished.replace(path)
 
 

@@ -90,14 +90,12 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if type(value) is int and name != "seed"}
-        require_at_least(0, num_likely=given.pop("num_likely"))
+        require_at_least(0, num_likely=given.pop("num_likely"), ar_weight=self.ar_weight)
         require_at_least(1, **given)
         for name in ("learning_rate", "max_hours", "most_perplexity"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
-        if self.ar_weight < 0:
-            raise ValueError(f"ar_weight must be 0 or more, got {self.ar_weight}")
 
 
 def load_for_training(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm.auto import tqdm
 
+from local_backend.training.checkpoints import write_whole
 from local_backend.training.options import TuneOptions
 from local_backend.training.packing import Batch, PackedForward, Texts, one_thread, pack
 from local_backend.training.streams import Streams
@@ -224,7 +225,7 @@ class Training:
             "progress": (self.num_steps, self.history, self.best_step, self._fastest),
             "best": self._best,
         }
-        write_tensors(path, state)
+        write_whole(path, state)
 
     def _load(self, path: Path) -> None:
         if path.exists():
@@ -234,14 +235,6 @@ class Training:
             self.streams.state = state["streams"]
             self.num_steps, self.history, self.best_step, self._fastest = state["progress"]
             self._best = state["best"]
-
-
-def write_tensors(path: Path, tensors: Any) -> None:
-    """Write tensors to a file atomically: a kill leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    torch.save(tensors, unfinished)
-    unfinished.replace(path)
 
 
 def _precision(device: torch.device, *, bf16: bool) -> Any:

@@ -29,13 +29,7 @@ from local_backend.training.options import (
     trainable,
 )
 from local_backend.training.packing import PackedForward, Text, Texts
-from local_backend.training.trainer import (
-    Teacher,
-    Training,
-    answer_tokens,
-    plain_predictions,
-    write_tensors,
-)
+from local_backend.training.trainer import Teacher, Training, answer_tokens, plain_predictions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -215,7 +209,7 @@ def prepare(
         else:
             forward = PackedForward(model.eval())
             teacher = plain_predictions(forward, texts, options.num_likely, bf16=options.bf16)
-            write_tensors(path, teacher)
+            write_whole(path, teacher)
     trained = trainable(model, options)
     return trained, Training(trained, model, texts, teacher, options)
 

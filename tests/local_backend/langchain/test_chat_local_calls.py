@@ -18,6 +18,7 @@ import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages.ai import add_ai_message_chunks
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tracers.base import BaseTracer
@@ -77,6 +78,32 @@ def test_references_are_copied_and_change_no_answer(
         assert decoding["num_drafted"] >= decoding["num_accepted"]
 
 
+def test_a_prediction_is_copied_and_changes_no_answer(default_chat: ChatLocal) -> None:
+    plain = default_chat.invoke(QUESTION, max_tokens=60)
+    edited = plain.text.replace(" the ", " a ")
+    begin, end = edited[:50], edited[50:]
+    parts = [{"type": "text", "text": begin}, {"type": "text", "text": end}]
+    forms: list[Any] = [edited, {"type": "content", "content": edited}, {"type": "content", "content": parts}]
+    for prediction in forms:
+        copied = default_chat.invoke(QUESTION, max_tokens=60, prediction=prediction)
+        assert copied.text == plain.text
+        assert copied.usage_metadata
+        decoding = copied.response_metadata["decoding"]
+        assert decoding["drafter"] == "reference_copy"
+        assert decoding["num_forwards"] < 30
+        told: Any = copied.usage_metadata["output_token_details"]
+        assert told["accepted_prediction"] == decoding["num_accepted"]
+        assert told["accepted_prediction"] + told["rejected_prediction"] == decoding["num_drafted"]
+        assert decoding["acceptance"] == decoding["num_accepted"] / decoding["num_drafted"]
+    first, *others = default_chat.stream(QUESTION, max_tokens=60, prediction=forms[2])
+    streamed = add_ai_message_chunks(first, *others)
+    assert streamed.text == plain.text
+    assert streamed.usage_metadata == copied.usage_metadata
+    unused = default_chat.invoke(QUESTION, max_tokens=60, prediction=edited, drafter="none")
+    assert unused.text == plain.text
+    assert unused.response_metadata["decoding"]["num_drafted"] == 0
+
+
 def test_references_are_tokenized_once(chat: ChatLocal, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = chat.engine.tokenizer
     encoded: list[str] = []
@@ -127,14 +154,14 @@ class _Keys(InMemoryCache):
         super().update(prompt, llm_string, return_val)
 
 
-@pytest.mark.parametrize("references", [[SECRET], References([SECRET])])
-async def test_traces_and_cache_keys_do_not_hold_the_texts(
-    references: list[str] | References, chat: ChatLocal
-) -> None:
+@pytest.mark.parametrize("told", ["list", "references", "prediction"])
+async def test_traces_and_cache_keys_do_not_hold_the_texts(told: str, chat: ChatLocal) -> None:
+    given: Any = {"list": {"references": [SECRET]}, "references": {"references": References([SECRET])}}
+    arguments: dict[str, Any] = given.get(told) or {"prediction": SECRET}
     cache, tracer, listener = _Keys(), _Tracer(), _Listener()
     cached = chat.model_copy(update={"cache": cache, "max_tokens": 4})
     config: Any = {"callbacks": [tracer, listener]}
-    bound = ChatPromptTemplate.from_messages([("user", "{question}")]) | cached.bind(references=references)
+    bound = ChatPromptTemplate.from_messages([("user", "{question}")]) | cached.bind(**arguments)
     question = {"question": QUESTION}
     first = bound.invoke(question, config)
     before = chat.engine.stats.num_tokens
@@ -149,9 +176,9 @@ async def test_traces_and_cache_keys_do_not_hold_the_texts(
     assert "marmalade" not in repr(cache.keys)
     assert handle in repr(cache.keys)
     assert len(tracer.runs) == 5
-    told = repr([run.model_dump() for run in tracer.runs]) + repr(listener.heard)
-    assert "marmalade" not in told
-    assert handle in told
+    traced = repr([run.model_dump() for run in tracer.runs]) + repr(listener.heard)
+    assert "marmalade" not in traced
+    assert handle in traced
 
 
 def test_the_cache_tells_models_and_stops_apart(chat: ChatLocal) -> None:
@@ -178,6 +205,9 @@ def test_what_would_be_passed_over_is_an_error(chat: ChatLocal) -> None:
         ({"model": "gpt-5"}, "runs 'tiny' and cannot switch to 'gpt-5'"),
         ({"stop": [""]}, "non-empty strings"),
         ({"references": SECRET}, "give a list of str"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction is a text, or .*5"),
+        ({"prediction": [{"type": "image_url"}]}, "prediction is a text, or .*image_url"),
+        ({"drafter": "fast"}, "no drafter is named 'fast'"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             chat.invoke(QUESTION, **arguments)  # type: ignore[arg-type]  # the mistakes under test
@@ -311,7 +341,9 @@ def test_a_stop_string_inside_a_draft_ends_the_answer_there(
         copied = default_copying.invoke(QUESTION, stop=[stop], references=[whole])
         assert copied.text == plain.text == whole[: whole.index(stop)]
         assert copied.response_metadata["finish_reason"] == "stop"
-        assert copied.usage_metadata == plain.usage_metadata
+        assert copied.usage_metadata
+        assert plain.usage_metadata
+        assert copied.usage_metadata["output_tokens"] == plain.usage_metadata["output_tokens"]
         streamed = [chunk.text for chunk in default_copying.stream(QUESTION, stop=[stop], references=[whole])]
         assert "".join(streamed) == plain.text
     assert copied.response_metadata["decoding"]["num_accepted"] > 0
