@@ -149,10 +149,8 @@ class AnswerRecord:
     @property
     def has_any(self) -> bool:
         """Whether any point, or the plain answer, has text, or is complete without."""
-        for part in self.parts:
-            if part.kind != "conclusion" and (part.status == "complete" or part.text.strip()):
-                return True
-        return False
+        own = (part for part in self.parts if part.kind != "conclusion")
+        return any(part.status == "complete" or part.text.strip() for part in own)
 
     def end_parts(self, reason: str) -> None:
         """Ends the parts that have not ended with the text they have."""

@@ -140,10 +140,7 @@ async def reported(
     parameters: Mapping[str, Any],
 ) -> AsyncGenerator[Delta, None]:
     """Yields the ``deltas`` of a completion, reported as a chat model run; see :func:`chat_run`."""
-    async with (
-        chat_run(config, messages, model=model, parameters=parameters) as run,
-        aclosing(deltas),
-    ):
+    async with chat_run(config, messages, model=model, parameters=parameters) as run, aclosing(deltas):
         usage: UsageMetadata | None = None
         metadata: dict[str, Any] = {"model_name": model}
         async for delta in deltas:

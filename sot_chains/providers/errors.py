@@ -131,9 +131,8 @@ def explain(
 ) -> ProviderError:
     """The error to raise for one of the vendor's SDK or of httpx2, or a :class:`ReportedError`."""
     if isinstance(error, sdk.APITimeoutError | httpx2.TimeoutException):
-        return ProviderError(
-            f"{server} did not answer in time; raise timeout=... or check its load", is_retryable=True
-        )
+        slow = f"{server} did not answer in time; raise timeout=... or check its load"
+        return ProviderError(slow, is_retryable=True)
     if isinstance(error, sdk.APIConnectionError):
         return ProviderError(
             f"no connection to {server} ({error.__cause__ or error}); check that the server is running and "

@@ -167,11 +167,7 @@ class VendorProvider:
         return self.vendor, self._base_url, self._model
 
     def stream(
-        self,
-        messages: Sequence[BaseMessage],
-        *,
-        config: RunnableConfig,
-        **kwargs: Any,
+        self, messages: Sequence[BaseMessage], *, config: RunnableConfig, **kwargs: Any
     ) -> AsyncGenerator[Delta, None]:
         """Sends one request and yields the completion of ``messages`` as it arrives."""
         deltas = self._deltas(messages, self.tier_fields | kwargs if self.tier_fields else kwargs)

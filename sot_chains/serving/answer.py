@@ -22,6 +22,7 @@ from sot_chains.providers.langchain import find_finish_reason
 from sot_chains.serving.schema import RefusedError
 
 Answers = Runnable[LanguageModelInput, AIMessage]
+PREDICTED = ("accepted_prediction", "rejected_prediction")  # tokens of the usage, as OpenAI names them
 _TRACE_FIELDS = ("route", "skeleton", "is_complete", "failures", "seconds", "num_calls")
 
 
@@ -284,7 +285,9 @@ def _make_annotation(citation: Mapping[str, Any]) -> dict[str, Any]:
 
 def usage_fields(usage: UsageMetadata, read: str, written: str) -> dict[str, Any]:
     """The tokens under the names that a protocol has for those ``read`` and ``written``."""
-    of_read, of_written = usage.get("input_token_details", {}), usage.get("output_token_details", {})
+    of_read: Mapping[str, Any] = usage.get("input_token_details", {})
+    of_written: Mapping[str, Any] = usage.get("output_token_details", {})
+    predicted = {f"{name}_tokens": of_written.get(name) or 0 for name in PREDICTED}
     return {
         f"{read}_tokens": usage["input_tokens"],
         f"{written}_tokens": usage["output_tokens"],
@@ -293,5 +296,5 @@ def usage_fields(usage: UsageMetadata, read: str, written: str) -> dict[str, Any
             "cached_tokens": of_read.get("cache_read") or 0,
             "cache_write_tokens": of_read.get("cache_creation") or 0,
         },
-        f"{written}_tokens_details": {"reasoning_tokens": of_written.get("reasoning") or 0},
+        f"{written}_tokens_details": {"reasoning_tokens": of_written.get("reasoning") or 0, **predicted},
     }

@@ -19,7 +19,7 @@ from sot_chains.serving.answer import Answer, Answers, TextLimit
 from sot_chains.serving.loading import Copying
 from sot_chains.serving.schema import ChatRequest, RefusedError
 
-_NOT_ANTHROPIC = {"presence_penalty", "frequency_penalty", "logit_bias", "response_format"}
+_NOT_ANTHROPIC = {"presence_penalty", "frequency_penalty", "logit_bias", "response_format", "prediction"}
 _MIN_TOKENS = 128  # with fewer, an answer by points would pay for points that it does not show
 
 

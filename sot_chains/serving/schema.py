@@ -30,7 +30,7 @@ _MAX_SEED = 2**63
 # An escape in JSON that is half of a surrogate pair and so no character; group 1 is any other one.
 _HALF = re.compile(rb"(?i)(\\ud[89ab]..\\ud[c-f]..|\\[^u])|\\ud[89a-f]..")
 _ZERO = ("presence_penalty", "frequency_penalty", "logit_bias")  # change nothing if they are 0 or empty
-_SAMPLING = ("temperature", "top_p", "seed", *_ZERO)
+_SAMPLING = ("temperature", "top_p", "seed", "drafter", *_ZERO)
 _FIELDS = tomllib.loads(files("sot_chains.serving").joinpath("fields.toml").read_text("utf-8"))
 _NEUTRAL, _RESERVED = _FIELDS["neutral"], _FIELDS["reserved"]
 # What a part of a message holds under the name of its kind; the model decides on other kinds.
@@ -138,6 +138,7 @@ class ChatRequest(Body):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
+    drafter: str | None = Field(default=None, alias="speculative")  # by name, of a local model
     references: Annotated[list[str | Reference], Field(max_length=256)] | None = None
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sot_chains.serving.answer import Answer
+from sot_chains.serving.answer import PREDICTED, Answer
 from sot_chains.serving.chat import ChatWriter
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.responses import ResponseWriter, read_responses_request
@@ -57,6 +57,8 @@ class Metrics:
         self.running = Gauge("sot_requests_running", "Requests being answered", registry=registry)
         self.seconds = seconds("sot_request_seconds", "From a request to the end of its answer")
         self.first_text = seconds("sot_first_text_seconds", "From a request to its first text")
+        about = "Share of an answer's drafted tokens that were accepted"
+        self.acceptance = seconds("sot_draft_acceptance", about, buckets=[n / 10 for n in range(1, 11)])
 
     @contextmanager
     def request(self, model: str, answer: Answer | None = None) -> Iterator[Callable[[], None]]:
@@ -79,6 +81,10 @@ class Metrics:
             self.calls.labels(model).inc(answer.num_calls)
             self.tokens.labels(model, "input").inc(answer.usage["input_tokens"])
             self.tokens.labels(model, "output").inc(answer.usage["output_tokens"])
+            told: Mapping[str, Any] = answer.usage.get("output_token_details", {})
+            accepted, rejected = (told.get(name) or 0 for name in PREDICTED)
+            if drafted := accepted + rejected:
+                self.acceptance.labels(model).observe(accepted / drafted)
 
 
 PROBES = ("/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping")  # what monitors ask for

@@ -174,9 +174,8 @@ async def event_response(
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A reply in JSON."""
-    return Response(
-        with_whole_characters(json.dumps(content).encode()), status, headers, media_type="application/json"
-    )
+    body = with_whole_characters(json.dumps(content).encode())
+    return Response(body, status, headers, media_type="application/json")
 
 
 def error_response(error: RefusedError) -> Response:
