@@ -7,7 +7,7 @@ from typing import Any
 
 from local_backend.drafting.by_row import ByRow
 from local_backend.drafting.combined import Combined
-from local_backend.drafting.drafter import Autoregressive, Drafter, RowView, drafter_name
+from local_backend.drafting.drafter import Autoregressive, Drafter, RowView
 from local_backend.drafting.jacobi import Jacobi
 from local_backend.drafting.lookahead import Lookahead
 from local_backend.drafting.reference_copy import ReferenceCopy
@@ -39,4 +39,4 @@ def make_drafter(drafter: str | Drafter, name_of: Callable[[Any], str | None] | 
 
 
 __all__ = ["Autoregressive", "Combined", "Drafter", "Jacobi", "Lookahead", "ReferenceCopy", "RowView"]
-__all__ += ["drafter_name", "make_drafter"]
+__all__ += ["make_drafter"]

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from local_backend.drafting import drafter_name
+from local_backend.drafting.drafter import drafter_name
 from local_backend.sequences.outputs import Completion, TokenLogprob
 from local_backend.sequences.request import References
 from local_backend.sequences.sampling import SamplingParams

@@ -9,8 +9,9 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import Engine, SamplingParams
-from local_backend.drafting import Jacobi, ReferenceCopy, drafter_name, make_drafter
+from local_backend.drafting import Jacobi, ReferenceCopy, make_drafter
 from local_backend.drafting.by_row import ByRow
+from local_backend.drafting.drafter import drafter_name
 from tests.local_backend.conftest import greedy, ragged_prompts
 from tests.local_backend.drafting.fake_rows import FakeRow
 
