@@ -25,11 +25,30 @@ class Lane {
     this.clock = heading.appendChild(make("span", "clock", ""));
     this.note = make("p", "note", "");
     this.root.append(heading, this.note);
+    this.title = title;
+    this.track = make("li", `track ${name}`);
+    this.bar = make("span", "bar");
+    this.seconds = make("span", "time", "");
+    const rail = make("span", "rail");
+    rail.append(this.bar);
+    this.track.append(make("span", "label", title), rail, this.seconds);
+    this.wait("waits for its turn");
+  }
+
+  wait(said) {
+    this.note.textContent = this.seconds.textContent = said;
   }
 
   start() {
     this.begun = performance.now();
     this.note.textContent = "writing…";
+  }
+
+  fail(said) {
+    this.done(null, said);
+    this.root.classList.add("failed");
+    this.track.classList.add("failed");
+    this.seconds.textContent = said === "Stopped." ? "stopped" : "failed";
   }
 
   point(number, heading) {
@@ -45,15 +64,30 @@ class Lane {
   }
 
   done(seconds, note) {
+    this.took = seconds ?? (this.begun && (performance.now() - this.begun) / 1000);
     this.begun = null;
     this.clock.textContent = seconds === null ? "–" : `${seconds.toFixed(2)} s`;
+    this.seconds.textContent = this.clock.textContent;
     this.note.textContent = note;
     for (const text of this.blocks.values()) text.parentElement.classList.remove("growing");
   }
 
   tick(now) {
-    if (this.begun !== null) this.clock.textContent = `${((now - this.begun) / 1000).toFixed(1)} s`;
+    if (this.begun === null) return;
+    this.took = (now - this.begun) / 1000;
+    this.clock.textContent = this.seconds.textContent = `${this.took.toFixed(1)} s`;
   }
+}
+
+// All bars have one clock: the longest lane so far is as wide as the track, also if lanes run in turn.
+function draw(lanes) {
+  const longest = Math.max(1, ...lanes.map((lane) => lane.took || 0));
+  for (const lane of lanes) lane.bar.style.width = `${(100 * (lane.took || 0)) / longest}%`;
+}
+
+function say(text, failed = false) {
+  $("status").textContent = text;
+  $("status").classList.toggle("failed", failed);
 }
 
 // The events of a stream: [kind, value], as the lines of text/event-stream say.
@@ -80,11 +114,15 @@ async function ask(question) {
   const lanes = new Map(Object.entries(about.lanes).map(([name, title]) => [name, new Lane(name, title)]));
   const board = make("div", "lanes");
   board.append(...[...lanes.values()].map((lane) => lane.root));
+  $("race").replaceChildren(...[...lanes.values()].map((lane) => lane.track));
   $("result").replaceChildren(board);
   $("share").hidden = true;
   $("stop").disabled = false;
-  $("status").textContent = "Asking…";
-  const timer = setInterval(() => lanes.forEach((lane) => lane.tick(performance.now())), 100);
+  say("Asking…");
+  const timer = setInterval(() => {
+    lanes.forEach((lane) => lane.tick(performance.now()));
+    draw([...lanes.values()]);
+  }, 100);
   try {
     const headers = { "content-type": "application/json" };
     if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
@@ -96,17 +134,22 @@ async function ask(question) {
       if (kind === "start") lane.start();
       else if (kind === "point") lane.point(event.point, event.heading);
       else if (kind === "text") lane.text(event.point, event.text);
+      else if (kind === "done" && event.seconds === null) lane.fail(event.note);
       else if (kind === "done") lane.done(event.seconds, event.note);
       else if (kind === "end") await show(event);
       else throw new Error(event.error.message);
     }
-    $("status").textContent = "Done.";
   } catch (error) {
-    const said = error.name === "AbortError" ? "Stopped." : `It failed: ${error.message}`;
-    if (running === race) $("status").textContent = said;
-    lanes.forEach((lane) => lane.begun !== null && lane.done(null, said));
+    const stopped = error.name === "AbortError";
+    const said = stopped ? "Stopped." : `It failed: ${error.message}`;
+    if (running === race) say(said, !stopped);
+    for (const lane of lanes.values()) {
+      if (lane.begun !== null) lane.fail(said);
+      else if (lane.took === undefined) lane.wait("did not begin");
+    }
   } finally {
     clearInterval(timer);
+    draw([...lanes.values()]);
     if (running === race) {
       running = null;
       $("stop").disabled = true;
@@ -126,6 +169,9 @@ function show({ fragment, page }) {
       const run = request.response?.querySelector("div.sot-run");
       if (!run) return request.onerror();
       $("result").replaceChildren(document.adoptNode(run));
+      const verdict = $("result").querySelector(".verdict");
+      say(verdict?.textContent ?? "Done.", verdict?.classList.contains("failed"));
+      verdict?.remove();
       URL.revokeObjectURL($("link").href);
       $("link").href = urlOf(page);
       $("share").hidden = false;
@@ -139,6 +185,7 @@ async function begin() {
   about = await (await fetch("/about")).json();
   $("model").textContent = about.model;
   $("ways").textContent = Object.keys(about.lanes).length > 2 ? "three times" : "twice";
+  $("third").hidden = !about.lanes.copy;
   $("in-turn").checked = about.in_turn;
   $("key-line").hidden = !about.needs_key;
   for (const example of EXAMPLES) {

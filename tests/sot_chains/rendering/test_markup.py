@@ -83,6 +83,20 @@ def test_copied_spans_are_marked_by_their_source() -> None:
     assert ("title", lane.sources[0]) in read.attributes
 
 
+async def test_the_result_is_a_sentence_and_no_factor_is_shown_for_what_was_not_asked() -> None:
+    message = await sot_of(PacedChatModel()).ainvoke(QUESTION)
+    sot = make_lane("sot", "Skeleton-of-Thought", message)
+    assert sot.seconds is not None
+    plain = make_lane("plain", "Plain decoding", AIMessage("Sleep."), seconds=sot.seconds * 3)
+    copied = make_lane("copy", "Copying", AIMessage("Rest."), seconds=sot.seconds)
+    page = Run(QUESTION, "m", (plain, sot, copied)).fragment()
+    assert "3.0 times as fast.</p>" in page
+    assert page.count("3.0×") == 2  # in the head of its card and in the table, for one lane of three
+    failed = Run(QUESTION, "m", (Lane("plain", "Plain decoding", "no network"), sot)).fragment()
+    assert '<p class="verdict failed">Plain decoding failed.</p>' in failed
+    assert "times as fast" not in failed
+
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 

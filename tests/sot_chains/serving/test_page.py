@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -107,6 +108,15 @@ async def test_points_grow_side_by_side_and_the_run_is_shared(tmp_path: Path) ->
             assert await page.locator(".lane.sot .block .text").first.text_content() == (
                 "Go to bed at the same time."
             )
+            # The result is one sentence on the first screen, above the bars of all lanes.
+            assert re.fullmatch(
+                r"Point by point, all of it was there after \d+\.\d s instead of \d+\.\d s, .+ fas.+\.",
+                await page.locator("#status").text_content() or "",
+            )
+            assert await page.locator("#race .bar").count() == 3
+            status = await page.locator("#status").bounding_box()
+            assert status
+            assert status["y"] + status["height"] <= PHONE["height"]
             assert await page.locator(".lane.copy mark").first.text_content() == "with less coffee"
             assert await page.locator(".timeline svg").count() == 6
             rows = await page.locator(".figures tbody tr").all_text_contents()
@@ -156,9 +166,13 @@ async def test_a_failure_is_shown_and_a_race_can_be_stopped() -> None:
             await page.locator("#question").fill("Is it broken?")
             await page.locator("#ask").click()
             await page.get_by_text("It failed: the API key is missing").wait_for()
+            assert await page.locator("#status.failed").count() == 1
+            assert await page.locator(".track .time").all_text_contents() == ["did not begin"] * 2
             await page.locator("#key").fill("sesame")
             await page.locator("#ask").click()
             await page.get_by_text("It failed: the model failed").first.wait_for()
+            await page.get_by_text("Skeleton-of-Thought failed.").wait_for()
+            assert await page.locator("#status.failed").count() == 1
             await page.locator("#question").fill(QUESTION)
             await page.locator("#ask").click()
             await page.locator(".lane.sot .block").first.wait_for()
