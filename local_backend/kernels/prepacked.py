@@ -35,7 +35,7 @@ _LEAST_WEIGHTS = 2**14  # of a product; a smaller one costs little more than the
 _PACKED_FOR = 16  # columns
 _ANY_COLUMNS = range(1, sys.maxsize)
 _COLUMNS_IN_4_BITS = range(1, 9)  # for more, the kernel is slower than native bfloat16
-_FREE_MEMORY_SHARE = 0.25  # limit for copies that nobody asked for
+_FREE_SHARE = 0.25  # limit for copies that nobody asked for
 
 _calls = threading.local()
 
@@ -57,8 +57,7 @@ def prepack(model: PreTrainedModel, *, unasked: bool = False) -> bool:
         repack(model)
         return True
     groups = _groups(model)
-    num_bytes = sum(layer.weight.nbytes for group in groups for layer in group)
-    if unasked and num_bytes > _FREE_MEMORY_SHARE * _free_bytes():
+    if unasked and sum(one.weight.nbytes for group in groups for one in group) > _FREE_SHARE * _free_bytes():
         return False
     for group in groups:
         product = PrepackedProduct([LayerTensors.of(module) for module in group])
@@ -167,11 +166,12 @@ class PrepackedProduct:
         biases = [bias.detach() for layer in self.layers if (bias := layer.parameters["bias"]) is not None]
         bias = torch.cat(biases) if biases else None
         grids = [grid for layer in self.layers if (grid := layer.buffers.get(GRID)) is not None]
-        in_4_bits = None
-        if len(grids) == len(self.layers):
-            in_4_bits = product_in_4_bits(weight, torch.cat(grids), bias)
+        are_rounded, has_units = len(grids) == len(self.layers), _has_units(weight.dtype)
+        in_4_bits = product_in_4_bits(weight, torch.cat(grids), bias) if are_rounded else None
+        if not (in_4_bits or has_units):  # rounded weights that have left their grid, on an older processor
+            return False
         self._multiply = in_4_bits or _packed_product(weight, bias)
-        self._columns = _COLUMNS_IN_4_BITS if in_4_bits and _has_units(weight.dtype) else _ANY_COLUMNS
+        self._columns = _COLUMNS_IN_4_BITS if in_4_bits and has_units else _ANY_COLUMNS
         self.sizes, self._dtype = [len(layer.weight) for layer in self.layers], weight.dtype
         self._packed = [
             (layer.parameters, name, None, 0, None)

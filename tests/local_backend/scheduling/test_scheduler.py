@@ -232,7 +232,7 @@ def test_a_predictor_that_fails_costs_no_answer(
 def test_mistakes_are_named(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ValueError, match="no policy is named 'random'"):
         Engine(model, tokenizer, scheduling="random")  # type: ignore[arg-type]  # the mistake under test
-    with pytest.raises(TypeError, match="scheduling is a Scheduling or the name of a policy, got int"):
+    with pytest.raises(TypeError, match="scheduling is a Scheduling or a policy's name, got int"):
         Engine(model, tokenizer, scheduling=3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ValueError, match="max_cache_bytes must be at least 1, got 0"):
         Scheduling(max_cache_bytes=0)
