@@ -34,8 +34,9 @@ from retrieval_copy.model_adapter import (
 from retrieval_copy.options import AnswerOptions, OnUnsupported
 from retrieval_copy.prompting import ANSWER_PROMPT, BOUNDS, DOCUMENT_PROMPT
 from retrieval_copy.references import EarlierTurns, ReferenceSource, RetrievedDocuments
-from sot_chains.aio.blocking import ChatRunnable, gather_or_cancel
+from sot_chains.aio.blocking import gather_or_cancel
 from sot_chains.providers import Provider, make_provider
+from sot_chains.providers.langchain import ChatRunnable
 
 
 class RetrievalCopyChain(ChatRunnable):

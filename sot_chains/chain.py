@@ -25,9 +25,10 @@ from langchain_core.runnables.config import (
 )
 from langchain_core.utils.uuid import uuid7
 
-from sot_chains.aio.blocking import ChatRunnable, gather_or_cancel
+from sot_chains.aio.blocking import gather_or_cancel
 from sot_chains.answering.answer import Answer
-from sot_chains.answering.streams import PointStream, SkeletonChatModel, read_arrivals
+from sot_chains.answering.chat_model import SkeletonChatModel
+from sot_chains.answering.streams import PointStream, read_arrivals
 from sot_chains.calls.options import (
     AnswerOptions,
     CallOptions,
@@ -44,6 +45,7 @@ from sot_chains.prompts.profile import Detail, ModelProfile
 from sot_chains.providers import Provider, VendorProvider, make_provider
 from sot_chains.providers.callbacks import NO_CALLBACKS, ChatRun, chat_run, wants_tokens, without_callbacks
 from sot_chains.providers.errors import Retries
+from sot_chains.providers.langchain import ChatRunnable
 
 
 class SkeletonOfThought(ChatRunnable):

@@ -104,12 +104,10 @@ def _table(runs: Mapping[str, AIMessage]) -> Table:
     table = Table(Column(no_wrap=True), *numbers)
     # Two plain answers are the same, so that a speed-up of one would be noise.
     is_plain = runs[_SOT].response_metadata["sot"]["route"] == "plain"
-    plain_seconds = (
-        runs[_PLAIN].response_metadata["sot"]["seconds"] if _PLAIN in runs and not is_plain else None
-    )
+    plain = None if is_plain or _PLAIN not in runs else runs[_PLAIN].response_metadata["sot"]["seconds"]
     for title, message in runs.items():
         trace, usage = message.response_metadata["sot"], message.usage_metadata
-        speed_up = plain_seconds / trace["seconds"] if plain_seconds and trace["seconds"] else None
+        speed_up = plain / trace["seconds"] if plain and trace["seconds"] else None
         table.add_row(
             title,
             f"{trace['seconds']:.2f}",

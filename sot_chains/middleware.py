@@ -16,7 +16,7 @@ class SkeletonMiddleware(AgentMiddleware[Any, Any, Any]):
     """Has an agent's answers written by points, where the router takes the question for one of that kind.
 
     The model is asked with its tools first, and tool calls are passed on as they come; see
-    :class:`~sot_chains.answering.streams.SkeletonChatModel`. Turns that do not follow a question of the
+    :class:`~sot_chains.answering.chat_model.SkeletonChatModel`. Turns that do not follow a question of the
     user, questions that the router takes otherwise and answers with a schema are left to the agent's model
     as they are. Put it last, so that other middleware sees that model.
 

@@ -1,4 +1,4 @@
-"""Tasks that end together, async chains for synchronous callers, and chains as chat models.
+"""Tasks that end together, and async code for synchronous callers.
 
 API clients are bound to the loop they first ran on, so a new loop per call would break them; and no loop can
 be started where one already runs, as in Jupyter. So synchronous calls run on one background event loop that
@@ -11,7 +11,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, aclosing, suppress
 from contextvars import copy_context
 from functools import partial
@@ -19,15 +19,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from langchain_core.caches import BaseCache
-from langchain_core.callbacks import AsyncCallbackManager
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import Input, Output
-from pydantic import Field
 
 T = TypeVar("T")
 
@@ -193,83 +186,3 @@ def _portal() -> tuple[BlockingPortal, int]:
 def _end(pid: int, running: AbstractContextManager[BlockingPortal]) -> None:
     if pid == os.getpid():
         running.__exit__(None, None, None)
-
-
-class ChainChatModel(BaseChatModel):
-    """A chain as a ``BaseChatModel``, for what takes nothing else.
-
-    LangGraph's stream of messages shows this model's run and none below it; tracers see all of them.
-
-    Attributes:
-        chain: Answers messages with a message.
-        model_name: The name in metadata. Not the inner model's, or its tokens would be counted twice.
-    """
-
-    chain: Any
-    model_name: str
-    cache: BaseCache | bool | None = Field(default=False, exclude=True)  # by name, two chains would be one
-
-    @property
-    def _llm_type(self) -> str:
-        return "chain"
-
-    def _named(self, message: AIMessage) -> Any:
-        if message.response_metadata.get("model_name"):
-            message.response_metadata = {**message.response_metadata, "model_name": self.model_name}
-        return message
-
-    async def _astream(
-        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        kwargs |= {"stop": stop} if stop else {}
-        async with aclosing(self.chain.astream(messages, inner_config(run_manager), **kwargs)) as chunks:
-            async for chunk in chunks:
-                yield ChatGenerationChunk(message=self._named(chunk))
-
-    async def _agenerate(
-        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> ChatResult:
-        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
-
-    def _stream(
-        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> Iterator[ChatGenerationChunk]:
-        work: Any = partial(self._astream, messages, stop, run_manager, **kwargs)
-        yield from iterate(work)
-
-    def _generate(
-        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
-    ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
-
-
-def inner_config(run_manager: Any) -> RunnableConfig:
-    """The config of runs below that of a chat model; LangGraph's streams leave out those with this tag."""
-    config = RunnableConfig(tags=["nostream"])
-    if run_manager is not None:  # else they stand below the run that the chat model was called in
-        config["callbacks"] = child = AsyncCallbackManager([], parent_run_id=run_manager.run_id)
-        child.set_handlers(run_manager.inheritable_handlers)
-        child.add_metadata(run_manager.inheritable_metadata)
-    return config
-
-
-class ChatRunnable(BlockingRunnable[LanguageModelInput, AIMessage]):
-    """A Runnable that takes what a chat model takes and returns what one returns."""
-
-    def as_chat_model(self) -> ChainChatModel:
-        """This chain as a ``BaseChatModel``, for what takes nothing else."""
-        return ChainChatModel(chain=self, model_name=self.get_name())
-
-    def stream_events(
-        self, input: Any, config: RunnableConfig | None = None, *, version: str = "v3", **kwargs: Any
-    ) -> Any:
-        """The answer as a ``ChatModelStream`` of content blocks, as ``version="v3"`` of a chat model."""
-        model: Any = self.as_chat_model()
-        return model.stream_events(input, config, version=version, **kwargs)
-
-    def astream_events(
-        self, input: Any, config: RunnableConfig | None = None, *, version: str = "v2", **kwargs: Any
-    ) -> Any:
-        """The events of all runs; with ``version="v3"`` an awaitable ``AsyncChatModelStream``."""
-        source: Any = self.as_chat_model() if version == "v3" else super()
-        return source.astream_events(input, config, version=version, **kwargs)

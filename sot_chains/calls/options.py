@@ -150,9 +150,8 @@ class CallOptions:
             raise ValueError(f"deadline_seconds must be positive, got {deadline_seconds}")
         resume = parameters.pop("resume", None)
         trace = _trace_to_resume(resume) if resume else None
-        arrivals, route = parameters.pop("arrivals", None), parameters.pop("route", None)
-        asked_before = parameters.pop("asked_before", None)
-        return cls(parameters, limit, deadline_seconds, trace, arrivals, route, asked_before)
+        ours = {name: parameters.pop(name, None) for name in ("arrivals", "route", "asked_before")}
+        return cls(parameters, limit, deadline_seconds, trace, **ours)
 
 
 def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:

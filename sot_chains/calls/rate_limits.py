@@ -253,9 +253,8 @@ class Limiter:
 
     def _seconds_closed(self, wanted: dict[str, int], longest_wait_seconds: float) -> float:
         left, now = self._check_pause(longest_wait_seconds), time.monotonic()
-        left = max(left, self._requests.seconds_until_next(now))
         waits = [window.seconds_until(wanted[name], now) for name, window in self._windows.items()]
-        return max(left, *waits)
+        return max(left, self._requests.seconds_until_next(now), *waits)
 
     def _tell(self, seconds: float) -> None:
         """Logs a wait, once for all calls that wait at the same time."""

@@ -155,9 +155,7 @@ def compute_cost(
     """Computes the cost of an answer, from the reported tokens by stage and those estimated."""
     reported, tiers = total_tokens(stages.values()), dict(tiers or {})
     everything, others = total_tokens((reported, estimated)), total_tokens(tiers.values())
-    standard = everything
-    if tiers:
-        standard = cast("Tokens", {name: everything[name] - others[name] for name in NO_TOKENS})  # type: ignore[literal-required]  # names of the fields
+    standard = cast("Tokens", {name: everything[name] - others[name] for name in NO_TOKENS})  # type: ignore[literal-required]  # names of the fields
     by_tier = [(None, standard), *tiers.items()]
     paid = uncached = plain_price = None
     if price:

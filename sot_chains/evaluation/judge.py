@@ -152,11 +152,9 @@ class Judge:
 
     async def compare(self, criterion: str, question: str, ours: str, other: str) -> Comparison:
         """Judges the pair in both orders."""
-        ours_first, ours_second = await asyncio.gather(
-            self._judge(make_request(criterion, question, ours, other)),
-            self._judge(make_request(criterion, question, other, ours)),
-        )
-        return Comparison(ours_first, ours_second)
+        orders = (ours, other), (other, ours)
+        asked = (self._judge(make_request(criterion, question, *order)) for order in orders)
+        return Comparison(*await asyncio.gather(*asked))
 
     async def _judge(self, request: str) -> Outcome:
         async def ask() -> str:

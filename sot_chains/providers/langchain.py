@@ -1,20 +1,26 @@
-"""Completions from LangChain: any chat model, or any Runnable from messages to a message."""
+"""LangChain's chat models on both sides: completions from any (or any Runnable), and chains as one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import cached_property
+from functools import cached_property, partial
 from traceback import clear_frames
 from typing import Any, cast
 
-from langchain_core.language_models import BaseChatModel
+from langchain_core.caches import BaseCache
+from langchain_core.callbacks import AsyncCallbackManager
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
+from pydantic import Field
 
+from sot_chains.aio.blocking import BlockingRunnable, iterate
 from sot_chains.providers.base import ContinuesReplies, Delta, LocalChatModel, WrapsModel, with_results
 
 _REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason")  # the last of Amazon's Converse
@@ -162,3 +168,83 @@ def _innermost(runnable: object) -> Iterator[object]:
         yield from _innermost(one)
     if not inner:
         yield runnable
+
+
+class ChainChatModel(BaseChatModel):
+    """A chain as a ``BaseChatModel``, for what takes nothing else.
+
+    LangGraph's stream of messages shows this model's run and none below it; tracers see all of them.
+
+    Attributes:
+        chain: Answers messages with a message.
+        model_name: The name in metadata. Not the inner model's, or its tokens would be counted twice.
+    """
+
+    chain: Any
+    model_name: str
+    cache: BaseCache | bool | None = Field(default=False, exclude=True)  # by name, two chains would be one
+
+    @property
+    def _llm_type(self) -> str:
+        return "chain"
+
+    def _named(self, message: AIMessage) -> Any:
+        if message.response_metadata.get("model_name"):
+            message.response_metadata = {**message.response_metadata, "model_name": self.model_name}
+        return message
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        kwargs |= {"stop": stop} if stop else {}
+        async with aclosing(self.chain.astream(messages, inner_config(run_manager), **kwargs)) as chunks:
+            async for chunk in chunks:
+                yield ChatGenerationChunk(message=self._named(chunk))
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        work: Any = partial(self._astream, messages, stop, run_manager, **kwargs)
+        yield from iterate(work)
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+
+
+def inner_config(run_manager: Any) -> RunnableConfig:
+    """The config of runs below that of a chat model; LangGraph's streams leave out those with this tag."""
+    config = RunnableConfig(tags=["nostream"])
+    if run_manager is not None:  # else they stand below the run that the chat model was called in
+        config["callbacks"] = child = AsyncCallbackManager([], parent_run_id=run_manager.run_id)
+        child.set_handlers(run_manager.inheritable_handlers)
+        child.add_metadata(run_manager.inheritable_metadata)
+    return config
+
+
+class ChatRunnable(BlockingRunnable[LanguageModelInput, AIMessage]):
+    """A Runnable that takes what a chat model takes and returns what one returns."""
+
+    def as_chat_model(self) -> ChainChatModel:
+        """This chain as a ``BaseChatModel``, for what takes nothing else."""
+        return ChainChatModel(chain=self, model_name=self.get_name())
+
+    def stream_events(
+        self, input: Any, config: RunnableConfig | None = None, *, version: str = "v3", **kwargs: Any
+    ) -> Any:
+        """The answer as a ``ChatModelStream`` of content blocks, as ``version="v3"`` of a chat model."""
+        model: Any = self.as_chat_model()
+        return model.stream_events(input, config, version=version, **kwargs)
+
+    def astream_events(
+        self, input: Any, config: RunnableConfig | None = None, *, version: str = "v2", **kwargs: Any
+    ) -> Any:
+        """The events of all runs; with ``version="v3"`` an awaitable ``AsyncChatModelStream``."""
+        source: Any = self.as_chat_model() if version == "v3" else super()
+        return source.astream_events(input, config, version=version, **kwargs)

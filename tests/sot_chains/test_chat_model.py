@@ -13,7 +13,7 @@ from langchain_tests.utils.stream_lifecycle import assert_valid_event_stream
 
 from retrieval_copy import BM25Retriever, RetrievalCopyChain
 from sot_chains import SkeletonOfThought
-from sot_chains.answering.streams import SkeletonChatModel
+from sot_chains.answering.chat_model import SkeletonChatModel
 from tests.sot_chains.fakes import (
     ANSWER,
     PLAIN,
