@@ -149,7 +149,7 @@ class AnswerRecord:
     @property
     def has_any(self) -> bool:
         """Whether any point, or the plain answer, has text, or is complete without."""
-        own = (part for part in self.parts if part.kind != "conclusion")
+        own = [part for part in self.parts if part.kind != "conclusion"]
         return any(part.status == "complete" or part.text.strip() for part in own)
 
     def end_parts(self, reason: str) -> None:

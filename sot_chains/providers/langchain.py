@@ -37,7 +37,7 @@ class LangChainProvider:
         """The wrapped models: several if there are fallbacks."""
         return tuple(_innermost(self.runnable))
 
-    @property
+    @cached_property
     def supports_prefill(self) -> bool:
         """Whether every wrapped model has the attribute ``supports_assistant_prefill`` set to ``True``."""
         for model in self.models:
@@ -51,7 +51,7 @@ class LangChainProvider:
         local = [model for model in self.models if isinstance(model, LocalChatModel)]
         return local[0] if len(local) == len(self.models) else None
 
-    @property
+    @cached_property
     def model_name(self) -> str:
         """The name of the wrapped model, or else of its class."""
         model = self.models[0]
@@ -140,7 +140,7 @@ def find_finish_reason(metadata: Mapping[str, Any], *, is_streamed: bool = False
     if details or metadata.get("object") == "response":  # of OpenAI's newer API
         metadata = {"finish_reason": details.get("reason") or metadata.get("status"), **metadata}
     missing = "no finish reason" if is_streamed and "model_provider" in metadata else None
-    return next((str(metadata[name]) for name in _REASONS if metadata.get(name)), missing)
+    return str(found) if (found := next(filter(None, map(metadata.get, _REASONS)), missing)) else None
 
 
 def _find_reasoning(message: AIMessage) -> str:
