@@ -24,11 +24,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from benchmarks.decoding_ways import BASELINE, Prompt, Way, engine_way, run_alternating
+from benchmarks.jacobi_adapters import GatedForward, add_adapters
 from benchmarks.jacobi_prompts import rouge_l
-from benchmarks.jacobi_uses import USES, Request, Use
+from benchmarks.jacobi_tasks import TASKS
+from benchmarks.jacobi_uses import USES, Request, Use, use_of
 from benchmarks.results import save
 from local_backend import Completion, Drafter, Jacobi, ReferenceCopy
 from local_backend.drafting import Combined
@@ -45,7 +46,7 @@ from local_backend.training import (
     tune,
 )
 from local_backend.training.answers import decode_greedily
-from local_backend.training.packing import Batch, PackedForward, Text, Texts, pack
+from local_backend.training.packing import Text, Texts, pack
 from local_backend.training.streams import Streams
 from local_backend.training.trainer import answer_tokens
 from local_backend.training.tuning import prompt_limits
@@ -60,7 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("command", choices=("uses", "ablation", "lossless"))
     parser.add_argument("--model", default="default", help="as of `tune` (%(default)s)")
     parser.add_argument("--device", default="auto", help="as of `tune` (%(default)s)")
-    parser.add_argument("--uses", nargs="+", choices=tuple(USES), default=tuple(USES))
+    parser.add_argument(
+        "--uses",
+        nargs="+",
+        choices=(*USES, *TASKS),
+        default=tuple(USES),
+        help="of a chat model, or a task whose model `benchmarks.jacobi_tasks` trains (%(default)s)",
+    )
     parser.add_argument("--prompts", type=int, default=6144, help="to train on (%(default)s)")
     parser.add_argument("--cases", type=int, default=_HELD_OUT, help="held-out requests (%(default)s)")
     parser.add_argument("--steps", type=int, default=TuneOptions.num_steps, help="(%(default)s)")
@@ -75,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(given.threads)
     command = {"uses": tune_use, "ablation": ablate, "lossless": tune_lossless}[given.command]
-    results = {name: command(USES[name], given) for name in given.uses}
+    results = {name: command(USES.get(name) or use_of(TASKS[name]), given) for name in given.uses}
     for name, rows in results.items():
         columns = list(dict.fromkeys(key for row in rows.values() for key in row))
         table = Table(name, *columns)
@@ -273,6 +280,9 @@ def ablate(use: Use, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         model, _ = load_for_training(given.model, given.device)
         is_all = label != "ended answers alone"
         kept = [text for text in learned if is_all or text[1][-1] == tokenizer.eos_token_id]
+        if not kept:
+            rows[label] = {"texts": 0}
+            continue
         work = given.output / use.name / f"ablation-{number}-{given.prompts}"
         _, training = prepare(model, kept, options, work, tell=_ignore)
         trained = _train(training, given, label)
@@ -292,52 +302,6 @@ def _ignore(_: str) -> None:
 
 
 # Adapters at guessed positions alone --------------------------------------------------------------
-
-
-class GuessAdapter(torch.nn.Module):
-    """A linear layer with an adapter that is active where ``gate`` is 1; elsewhere it is the layer itself.
-
-    ``gate`` is shared by all adapters of a model and set before each forward: ``[rows, width, 1]``.
-    """
-
-    def __init__(self, layer: torch.nn.Linear, rank: int, gate: list[Tensor]) -> None:
-        super().__init__()
-        self.layer, self._gate = layer, gate
-        options: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-        self.down = torch.nn.Linear(layer.in_features, rank, bias=False, **options)
-        self.up = torch.nn.Linear(rank, layer.out_features, bias=False, **options)
-        torch.nn.init.zeros_(self.up.weight)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """The layer's output, and the adapter's at guessed positions."""
-        output: Tensor = self.layer(hidden)
-        changed: Tensor = output + self._gate[0].to(output.dtype) * self.up(self.down(hidden))
-        return changed
-
-
-class GatedForward(PackedForward):
-    """Activates the adapters at the guesses of a packed batch."""
-
-    def __init__(self, model: Any, gate: list[Tensor]) -> None:
-        super().__init__(model)
-        self._gate = gate
-
-    def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states; those of clean text are the plain model's."""
-        self._gate[0] = batch.is_guess[..., None]
-        return super().hidden(batch)
-
-
-def add_adapters(model: Any, rank: int) -> list[Tensor]:
-    """Put adapters around the linear layers of all blocks, which alone have gradients; their gate."""
-    gate = [torch.zeros(1, 1, 1, device=model.device)]
-    torch.manual_seed(0)
-    model.requires_grad_(False)
-    for module in list(model.base_model.modules()):
-        for name, layer in list(module.named_children()):
-            if isinstance(layer, torch.nn.Linear):
-                setattr(module, name, GuessAdapter(layer, rank, gate))
-    return gate
 
 
 def tune_lossless(use: Use, given: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -12,18 +12,19 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
-from benchmarks.jacobi_tasks.base import word_list
+from benchmarks.jacobi_tasks.base import Case, Task, draw_cases, word_list
 from benchmarks.jacobi_tasks.text_to_sql import schemas
 
 Split = Literal["train", "held_out"]
 T = TypeVar("T")
 _HELD_OUT_EVERY = 4
+_TASK_TOKENS = 64  # of an answer
 _MAX_STEPS = 200_000  # steps of SQLite's virtual machine per query
 
 _FIRST = word_list("""
@@ -136,15 +137,17 @@ class Request:
         messages: The chat: a demonstration as two turns, then the request.
         answer: A right answer.
         source: Text that the answer may be copied from.
+        facts: What the score of a task's case needs.
     """
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, str], ...]  # none for a model that knows but one task, and continues its source
     answer: str
     source: str
+    facts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def record(self) -> dict[str, Any]:
         """As ``tune`` and ``collect`` read it."""
-        return {"messages": list(self.messages)}
+        return {"messages": list(self.messages)} if self.messages else {"prompt": self.source}
 
 
 def part_of(pool: Sequence[T], split: Split) -> list[T]:
@@ -273,6 +276,30 @@ class Use:
     def some(self, split: Split, count: int, *, seed: int = 0) -> list[Request]:
         """The first requests of the stream."""
         return list(islice(self.draw(split, seed=seed), count))
+
+
+@dataclass(frozen=True)
+class TaskUse(Use):
+    """What a small model was trained for from nothing, so that it is asked without a demonstration."""
+
+    task: Task
+
+    def draw(self, split: Split, *, seed: int = 0) -> Iterator[Request]:
+        """An endless stream of distinct requests, the same for the same seed."""
+        for case in draw_cases(self.task, "train" if split == "train" else "test", seed=seed):
+            yield Request((), case.answer, case.prompt, case.facts)
+
+
+def use_of(task: Task) -> Use:
+    """A task as a use."""
+
+    def make(rng: random.Random, split: Split) -> tuple[str, str]:
+        raise NotImplementedError("a task draws its cases itself")
+
+    def score(request: Request, text: str) -> float:
+        return float(task.score([Case(request.source, request.answer, request.facts)], [text])[0])
+
+    return TaskUse(task.name, make, score, _TASK_TOKENS, task)
 
 
 USES = {

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from copy import deepcopy
+from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.jacobi_adapters import GatedForward, add_adapters
+from benchmarks.jacobi_tasks import TASKS, draw_cases
+from benchmarks.jacobi_tasks.plain import PlainOptions, make_model, train_tokenizer
 from benchmarks.jacobi_tasks.text_to_sql import schemas
-from benchmarks.jacobi_tuning import GatedForward, add_adapters, replay
+from benchmarks.jacobi_tuning import main, replay
 from benchmarks.jacobi_uses import USES, Use, part_of
 from local_backend import Engine, SamplingParams
 from local_backend.training import NoiseOptions, Training, TuneOptions
+from local_backend.training.checkpoints import write_model
 from local_backend.training.packing import Text, Texts, pack
 from local_backend.training.streams import Streams
 from local_backend.training.trainer import answer_tokens
@@ -118,3 +125,40 @@ def test_a_replay_of_answers_learned_by_heart_lands_whole_blocks(texts: list[Tex
         training.step()
     model.eval()
     assert replay(training, texts, 4) > max(2.0, before)
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        ("ablation", ["plain", "recipe", "no teacher", "no streams", "AR weight 1", "ended answers alone"]),
+        ("lossless", ["plain", "adapters at guesses"]),
+    ],
+)
+def test_every_variant_has_its_figures(
+    command: str, rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = list(islice(draw_cases(TASKS["text_to_sql"], "train"), 50))
+    shape = PlainOptions(hidden_size=32, num_layers=1, num_heads=2, vocabulary_size=320)
+    tokenizer = train_tokenizer(cases, shape.vocabulary_size)
+    write_model(make_model(shape, tokenizer), tokenizer, tmp_path / "plain")
+    given = [
+        "--uses",
+        "text_to_sql",
+        "--prompts",
+        "6",
+        "--cases",
+        "2",
+        "--steps",
+        "1",
+        "--batch-size",
+        "2",
+        "--rank",
+        "2",
+    ]
+    folders = ["--model", str(tmp_path / "plain"), "--output", str(tmp_path / "work")]
+    main([command, *given, *folders])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["uses"]["text_to_sql"]
+    assert list(found) == rows
+    assert all(row["tokens a forward"] >= 1 for row in found.values() if row.get("texts") != 0)
+    if command == "lossless":
+        assert found["adapters at guesses"]["perplexity"] == 1
