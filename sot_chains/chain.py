@@ -29,14 +29,7 @@ from sot_chains.aio.blocking import gather_or_cancel
 from sot_chains.answering.answer import Answer
 from sot_chains.answering.chat_model import SkeletonChatModel
 from sot_chains.answering.streams import PointStream, read_arrivals
-from sot_chains.calls.options import (
-    AnswerOptions,
-    CallOptions,
-    OnFailure,
-    Routing,
-    calls_limit,
-    choose_profile,
-)
+from sot_chains.calls.options import AnswerOptions, CallOptions, OnFailure, Routing, choose_profile
 from sot_chains.calls.prefix_cache import PromptCaching
 from sot_chains.calls.rate_limits import Limits, limiter_for
 from sot_chains.calls.usage import Price, load_vocabulary
@@ -164,7 +157,7 @@ class SkeletonOfThought(ChatRunnable):
     ) -> AIMessage:
         """Answers ``input``."""
         config = ensure_config(config)
-        return await self._run(input, config, CallOptions.of(kwargs, calls_limit(config)))
+        return await self._run(input, config, CallOptions.of(kwargs, CallOptions.calls_limit(config)))
 
     async def astream(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any
@@ -174,7 +167,7 @@ class SkeletonOfThought(ChatRunnable):
         The first point streams while the others are written and kept. The last chunk carries usage and trace.
         """
         config = ensure_config(config)
-        call_options = CallOptions.of(kwargs, calls_limit(config))
+        call_options = CallOptions.of(kwargs, CallOptions.calls_limit(config))
 
         async def write(
             inputs: AsyncIterator[LanguageModelInput],
@@ -222,9 +215,9 @@ class SkeletonOfThought(ChatRunnable):
         if not inputs:
             return []
         configs = get_config_list(config, len(inputs))
-        calls = calls_limit(configs[0])
+        calls = CallOptions.calls_limit(configs[0])
         # Only as many answers are begun as calls may be in flight: the calls then go to finishing answers.
-        answers = calls_limit(configs[0]) or nullcontext()
+        answers = CallOptions.calls_limit(configs[0]) or nullcontext()
         resume = kwargs.pop("resume", None)
         traces = resume if isinstance(resume, list) else [resume] * len(inputs)
         if len(traces) != len(inputs):

@@ -21,7 +21,7 @@ from sot_chains.answering.record import AnswerRecord, Part, points_of, take_over
 from sot_chains.answering.streams import AnswerText, ReadingOrder
 from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import AnswerOptions, CallOptions
-from sot_chains.calls.trace import Call
+from sot_chains.calls.trace import Call, span
 from sot_chains.outline.reader import OutlineReader
 from sot_chains.outline.skeleton import Point, Skeleton, numbered, read_mark
 from sot_chains.prompts.conversation import Conversation
@@ -227,7 +227,8 @@ class Answer:
     def _request_for(self, part: Part) -> Request:
         """The request for ``part``, once what it builds on is written."""
         if part.point is None:
-            return self._messages.plain() if part.kind == "plain" else self._messages.conclusion(part.needs)
+            is_plain = part.kind == "plain"
+            return Request(self.conversation) if is_plain else self._messages.conclusion(part.needs)
         if thoughts := self._options.thoughts:
             return self._messages.thought(thoughts[part.point.number - 1], part)
         return self._messages.point(self._record.skeleton, part)
@@ -243,18 +244,19 @@ class Answer:
         record, expectations = self._record, self._options.expectations
         expectations.num_answers += 1
         try:
-            try:
-                async with asyncio.timeout(self._call_options.deadline_seconds) as deadline:
-                    yield
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                self._cut_short()
-            else:
-                if not record.has_any:
-                    reasons = [part.reason for part in record.parts if part.reason]
-                    nothing = ProviderError((reasons or ["the model wrote nothing"])[-1])
-                    raise (self._writer.errors or [nothing])[-1]
+            with span("answer", self._options.provider.model_name, record.calls):
+                try:
+                    async with asyncio.timeout(self._call_options.deadline_seconds) as deadline:
+                        yield
+                except TimeoutError:
+                    if not deadline.expired():
+                        raise
+                    self._cut_short()
+                else:
+                    if not record.has_any:
+                        reasons = [part.reason for part in record.parts if part.reason]
+                        nothing = ProviderError((reasons or ["the model wrote nothing"])[-1])
+                        raise (self._writer.errors or [nothing])[-1]
         except ProviderError as error:
             record.has_failed, record.seconds = True, self._caller.now()
             record.end_parts(str(error))

@@ -121,9 +121,7 @@ class SkeletonChatModel(ChainChatModel):
             async for chunk in chunks:
                 held.append(chunk)
                 text += reasoning.feed(str(chunk.text))
-                is_held = is_held and all(
-                    block["type"] in ("text", "reasoning") for block in chunk.content_blocks
-                )
+                is_held = is_held and {one["type"] for one in chunk.content_blocks} <= {"text", "reasoning"}
                 if not is_held:
                     for one in held:
                         yield one

@@ -101,14 +101,8 @@ class Messages:
         text = self.templates.conclusion.format(question=self._conversation.question, points=_written(parts))
         bounds = self._profile.conclusion
         is_shared = text.startswith(self.templates.shared(self._conversation.question))
-        shared = self._shared_by_all if is_shared else None
-        return Request(
-            self._conversation, text, shared=shared, bounds=bounds, parameters=self._parameters(bounds)
-        )
-
-    def plain(self) -> Request:
-        """Asks what the user asks."""
-        return Request(self._conversation)
+        shared, parameters = self._shared_by_all if is_shared else None, self._parameters(bounds)
+        return Request(self._conversation, text, shared=shared, bounds=bounds, parameters=parameters)
 
     def _parameters(self, bounds: ReplyBounds) -> dict[str, Any]:
         """The parameters in ``bounds`` that the model takes, unless the user has set them."""

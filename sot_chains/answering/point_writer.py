@@ -77,7 +77,9 @@ class PointWriter:
             await part.wait()
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
-        asked, call = request_for(part), self._begin(part)
+        asked, name = request_for(part), f"point_{part.point.number}" if part.point else part.kind
+        call = part.call = Call(name, "plain" if part.kind == "plain" else "points")
+        self._record.calls.append(call)
         text = Pipeline(partial(self._filters, part, asked.conversation.question))
         try:
             await self._caller.make(call, asked, partial(self._take, part, text))
@@ -109,12 +111,6 @@ class PointWriter:
         if is_beside and part.call and len(part.call.pieces) >= self._options.profile.short_answer:
             part.end("omitted", "the points are written")
         return text.ended_by is not None or part.status is not None
-
-    def _begin(self, part: Part) -> Call:
-        name = f"point_{part.point.number}" if part.point else part.kind
-        part.call = Call(name, "plain" if part.kind == "plain" else "points")
-        self._record.calls.append(part.call)
-        return part.call
 
     async def _has_what_it_needs(self, part: Part) -> bool:
         """Waits for the parts that ``part`` builds on; if one of them has failed, so has it."""
@@ -204,9 +200,8 @@ class PointWriter:
                 part.end("omitted", f"{error}; the answer has been read too far to be given plainly instead")
             case "plain":
                 self._record.parts.clear()
-                raise PlainInsteadError(
-                    f"{call.name} failed, so the answer is plain: {error}", Part(kind="plain")
-                )
+                why = f"{call.name} failed, so the answer is plain: {error}"
+                raise PlainInsteadError(why, Part(kind="plain"))
             case "omit":
                 part.end("omitted", reason)
             case _:

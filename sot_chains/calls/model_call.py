@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from sot_chains.calls.options import AnswerOptions, CallOptions, Dispensable
 from sot_chains.calls.prefix_cache import Plan, PrefixCache, Shared
 from sot_chains.calls.rate_limits import log_wait
-from sot_chains.calls.trace import Call
+from sot_chains.calls.trace import Call, span
 from sot_chains.calls.usage import NO_TOKENS, count_tokens, num_message_tokens
 from sot_chains.filters.reasoning import ReasoningFilter
 from sot_chains.outline.skeleton import Point
@@ -136,36 +136,37 @@ class Caller:
         If the text of a failed attempt has been read, the next one continues it or says the same again.
         """
         num_attempts, read = 0, ""
-        while True:
-            num_attempts += 1
-            refused = self._options.expectations.refused
-            prefill, shows_examples = self._options.prefills, "examples" not in refused
-            plan = self._plan(request, prefill=prefill, written=read, shows_examples=shows_examples)
-            is_begun = prefill and bool(request.reply_start or read)
-            call.reply_start = request.reply_start if is_begun else None
-            reply = ReplyReader(
-                read, is_continued=prefill, is_open=not is_begun and self._options.opens_reasoning
-            )
-            try:
-                waits = self.is_limited or plan.prefixes
-                async with self._admitted(call, request, plan) if waits else _AT_ONCE:
-                    await self._send(call, request, plan, reply, take)
-                return
-            except Exception as error:  # whether it is worth another attempt is decided below
-                new = None if call.pieces else _find_refused(error, request, plan)
-                if new and new not in refused:  # which another call may have learned meanwhile
-                    self._options.expectations.refused |= {new}
-                    num_attempts -= 1  # it has told us something, and costs nothing
-                    continue
-                pause = self._pause_seconds(error, num_attempts, request)
-                if pause is None:
-                    raise
-                log_wait(pause, f"{call.name} is retried after: {error}")
-                await asyncio.sleep(pause)
-            read = reply.text
-            if not call.is_read:
-                read = ""
-                take(None)
+        with span(call.name, self._options.provider.model_name, [call]):
+            while True:
+                num_attempts += 1
+                refused = self._options.expectations.refused
+                prefill, shows_examples = self._options.prefills, "examples" not in refused
+                plan = self._plan(request, prefill=prefill, written=read, shows_examples=shows_examples)
+                is_begun = prefill and bool(request.reply_start or read)
+                call.reply_start = request.reply_start if is_begun else None
+                reply = ReplyReader(
+                    read, is_continued=prefill, is_open=not is_begun and self._options.opens_reasoning
+                )
+                try:
+                    waits = self.is_limited or plan.prefixes
+                    async with self._admitted(call, request, plan) if waits else _AT_ONCE:
+                        await self._send(call, request, plan, reply, take)
+                    return
+                except Exception as error:  # whether it is worth another attempt is decided below
+                    new = None if call.pieces else _find_refused(error, request, plan)
+                    if new and new not in refused:  # which another call may have learned meanwhile
+                        self._options.expectations.refused |= {new}
+                        num_attempts -= 1  # it has told us something, and costs nothing
+                        continue
+                    pause = self._pause_seconds(error, num_attempts, request)
+                    if pause is None:
+                        raise
+                    log_wait(pause, f"{call.name} is retried after: {error}")
+                    await asyncio.sleep(pause)
+                read = reply.text
+                if not call.is_read:
+                    read = ""
+                    take(None)
 
     def _plan(self, request: Request, *, prefill: bool, written: str, shows_examples: bool) -> Plan:
         messages = request.messages(prefill=prefill, written=written, shows_examples=shows_examples)

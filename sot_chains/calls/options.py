@@ -153,14 +153,14 @@ class CallOptions:
         ours = {name: parameters.pop(name, None) for name in ("arrivals", "route", "asked_before")}
         return cls(parameters, limit, deadline_seconds, trace, **ours)
 
-
-def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:
-    """Bounds the model calls that may be in flight under ``config``."""
-    if (bound := config.get("max_concurrency")) is None:
-        return None
-    if bound < 1:
-        raise ValueError(f'config["max_concurrency"] must be at least 1, got {bound}')
-    return asyncio.Semaphore(bound)
+    @staticmethod
+    def calls_limit(config: RunnableConfig) -> asyncio.Semaphore | None:
+        """Bounds the model calls that may be in flight under ``config``."""
+        if (bound := config.get("max_concurrency")) is None:
+            return None
+        if bound < 1:
+            raise ValueError(f'config["max_concurrency"] must be at least 1, got {bound}')
+        return asyncio.Semaphore(bound)
 
 
 def _trace_to_resume(resume: Any) -> SotTrace | None:

@@ -256,9 +256,8 @@ def _find_key(messages: Sequence[BaseMessage]) -> str:
 
 
 def _ends_with_text(message: BaseMessage) -> bool:
-    if message.type not in ("system", "human", "ai") or (
-        isinstance(message, AIMessage) and message.tool_calls
-    ):
+    is_call = isinstance(message, AIMessage) and message.tool_calls
+    if is_call or message.type not in ("system", "human", "ai"):
         return False
     last: Any = message.content if isinstance(message.content, str) else [*message.content, ""][-2:][0]
     return bool(str(last if isinstance(last, str) else last.get("text") or "").strip())

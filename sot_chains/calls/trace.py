@@ -6,9 +6,12 @@ begun. No key is called ``index``: LangChain merges dicts of streamed messages t
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from langchain_core.messages.ai import UsageMetadata, add_usage
 
@@ -167,3 +170,27 @@ class Call:
     def trace(self) -> CallTrace:
         """The call as it goes into the answer's trace."""
         return cast("CallTrace", dict(zip(_TRACED, _get_traced(self), strict=True)))
+
+
+@contextmanager
+def span(name: str, model: str, calls: Sequence[Call]) -> Iterator[None]:
+    """Traces a block that makes ``calls`` as a span, if the application has set OpenTelemetry's provider.
+
+    Who sets one has imported the package, so it is looked up here and never imported. Names follow the
+    conventions for generative AI: https://opentelemetry.io/docs/specs/semconv/gen-ai/.
+    """
+    if (trace := sys.modules.get("opentelemetry.trace")) is None:
+        yield
+        return
+    known: Any = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model}
+    with trace.get_tracer("sot_chains").start_as_current_span(f"{name} {model}", attributes=known) as current:
+        try:
+            yield
+        finally:
+            if current.is_recording():
+                spent = total_tokens(n for one in calls for n in (count_tokens(one.usage), one.estimated))
+                known = {f"gen_ai.usage.{name}": spent[name] for name in ("input_tokens", "output_tokens")}
+                names, reasons = map(attrgetter("model_name"), calls), map(attrgetter("finish_reason"), calls)
+                known["gen_ai.response.model"] = next(filter(None, names), model)
+                known["gen_ai.response.finish_reasons"] = [*filter(None, reasons)]
+                current.set_attributes(known)

@@ -94,9 +94,7 @@ class Cost(TypedDict):
     plain_price: float | None  # of one call that reads the prompt once and writes as much, without a cache
 
 
-NO_TOKENS = Tokens(
-    input_tokens=0, output_tokens=0, cached_tokens=0, cache_write_tokens=0, cache_write_1h_tokens=0
-)
+NO_TOKENS = cast("Tokens", dict.fromkeys(Tokens.__annotations__, 0))
 _NO_CACHE: Any = {"cached_tokens": 0, "cache_write_tokens": 0, "cache_write_1h_tokens": 0}
 
 

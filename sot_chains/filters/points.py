@@ -64,9 +64,8 @@ class HeadingFilter:
         text = self._held
         start = len(text) - len(text.lstrip(_BEFORE_HEADING))
         begun = text[start:].casefold()
-        if not is_last and (
-            len(begun) < len(self._heading) + _NUM_DECIDING or self._question.startswith(begun)
-        ):
+        is_short = len(begun) < len(self._heading) + _NUM_DECIDING
+        if not is_last and (is_short or self._question.startswith(begun)):
             return None
         number = _NUMBER.match(text)
         has_number = number is not None and int(number[1]) == self._number
@@ -141,9 +140,8 @@ class OverrunFilter:
             is_whole = bool(line_break) or is_last
             is_line = found[0][0] == "\n"
             before = text[: found.start()].rstrip()[-1:] or self._before
-            begins = self._begins_other(
-                line, is_line=is_line, is_whole=is_whole, starts=before in _SENTENCE_END
-            )
+            starts = before in _SENTENCE_END
+            begins = self._begins_other(line, is_line=is_line, is_whole=is_whole, starts=starts)
             self._has_line |= is_line and begins is False and bool(line)
             if begins is not False:
                 self.is_over, end = bool(begins), found.start()
@@ -289,9 +287,8 @@ class WholeSentences:
         if is_cut:
             for found in SENTENCE_END.finditer(self._text, self._end):
                 self._end = found.end()
-        drops_rest = self._text.rstrip().endswith((":", "：")) or (
-            is_cut and (self._end or num_words(self._text) < _FEWEST_WORDS)
-        )
+        is_start = is_cut and (self._end or num_words(self._text) < _FEWEST_WORDS)
+        drops_rest = is_start or self._text.rstrip().endswith((":", "："))
         return self._give(self._end if drops_rest else len(self._text))
 
     def _give(self, end: int) -> str:

@@ -14,6 +14,7 @@ from sot_chains.providers.base import (
     Provider,
     ProviderError,
 )
+from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider, close_clients
 
 __all__ = ["DeadlineError", "Delta", "LocalChatModel", "PrefillRefusedError", "Provider"]
@@ -58,8 +59,6 @@ def make_provider(model: str | Runnable[Any, Any] | Provider, **options: Any) ->
             f"configure {type(model).__name__} itself instead"
         )
     if isinstance(model, Runnable):
-        from sot_chains.providers.langchain import LangChainProvider
-
         return LangChainProvider(model)
     if isinstance(model, Provider):
         return model

@@ -141,10 +141,8 @@ def explain(
             is_unbilled=isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout),
         )
     if isinstance(error, sdk.APIStatusError):
-        said = describe(error.body, error.message)
-        return status_error(
-            error.status_code, said, server=server, model=model, headers=error.response.headers
-        )
+        said, headers = describe(error.body, error.message), error.response.headers
+        return status_error(error.status_code, said, server=server, model=model, headers=headers)
     if not isinstance(error, ReportedError):
         return broke_off(server, f"{type(error).__name__}: {error}"[:300])
     if error.status is not None:

@@ -40,10 +40,8 @@ class LangChainProvider:
     @cached_property
     def supports_prefill(self) -> bool:
         """Whether every wrapped model has the attribute ``supports_assistant_prefill`` set to ``True``."""
-        for model in self.models:
-            if not (isinstance(model, ContinuesReplies) and model.supports_assistant_prefill is True):
-                return False
-        return True
+        said = (isinstance(one, ContinuesReplies) and one.supports_assistant_prefill for one in self.models)
+        return all(one is True for one in said)
 
     @cached_property
     def local(self) -> LocalChatModel | None:

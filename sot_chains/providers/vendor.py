@@ -199,10 +199,8 @@ class VendorProvider:
             is_begun = messages and messages[-1].type == "ai"
             if is_begun and explained.status in (400, 422) and _PREFILL_REFUSED.search(str(explained)):
                 _without_prefill.add(self._identity)
-                raise PrefillRefusedError(
-                    f"model {self._model!r} does not continue a prefilled reply: {explained}",
-                    status=explained.status,
-                ) from error
+                said = f"model {self._model!r} does not continue a prefilled reply: {explained}"
+                raise PrefillRefusedError(said, status=explained.status) from error
             raise explained from error
         if not reply.is_whole:
             raise broke_off(self._base_url, "the stream ended without a finish reason")
