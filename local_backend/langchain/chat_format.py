@@ -81,7 +81,7 @@ PARAMETERS = (
 # LangChain adds `stream`. The last two are OpenAI's, and hold anyway: schemas are strict, calls are several.
 _KNOWN = frozenset(
     {*PARAMETERS, "max_new_tokens", "references", "grammar", "logprobs", "top_logprobs", "stream"}
-    | {"drafter", "prediction"}
+    | {"drafter", "prediction", "documents"}
     | {"response_format", "tools", "tool_choice", "strict", "parallel_tool_calls"}
 )
 _SHOWN = ("num_forwards", "tokens_per_forward", "num_prefilled", "num_drafted", "num_accepted", "acceptance")
@@ -122,13 +122,18 @@ def sampling_params(model: Any, stop: Sequence[str] | None, arguments: Mapping[s
 
 
 def copied_texts(arguments: Mapping[str, Any]) -> References | None:
-    """The texts that an answer may copy from: what it is predicted to be, and the references of the call.
+    """The texts that an answer may copy from: references, documents, and what it is predicted to be.
 
     Raises:
-        TypeError, ValueError: References are a single text, or a prediction is no text nor OpenAI's object.
+        TypeError, ValueError: References are a single text, a document has none, or a prediction is no text
+            nor OpenAI's object.
     """
     references, prediction = arguments.get("references"), arguments.get("prediction")
     given = None if references is None else References.of(references)
+    if documents := arguments.get("documents"):
+        if not all(isinstance(one, Mapping) and isinstance(one.get("text"), str) for one in documents):
+            raise ValueError(f'documents are objects with a "text", got {documents!r:.200}')
+        given = References([*(given.texts if given else ()), *(one["text"] for one in documents)])
     if prediction is None:
         return given
     content = prediction.get("content") if isinstance(prediction, Mapping) else prediction

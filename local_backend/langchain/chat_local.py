@@ -66,7 +66,8 @@ class ChatLocal(EngineChatModel):
     answer, a ``drafter`` by name (see :class:`~local_backend.SamplingParams`), ``references``, texts that it
     may copy from, as a list or as :class:`~local_backend.References`, and a ``prediction`` of the answer, as
     text or in OpenAI's form, which ``"reference_copy"`` copies from unless another drafter is named. Cache
-    keys and traces hold the number and the digest of these texts only.
+    keys and traces hold the number and the digest of these texts only. ``documents``, objects with ``title``
+    and ``text``, are copied from, too, and shown to the model by a chat template that was made for them.
     """
 
     supports_assistant_prefill: ClassVar[bool] = True

@@ -54,7 +54,8 @@ class ReplyFormat:
     """What a reply may be, by the arguments of a call.
 
     Attributes:
-        tools: Shown to the model.
+        tools: Those that the model may call.
+        shown: Arguments of the chat template, which has documents where it was made for them.
         grammar: What bounds the tokens of the reply, if anything does.
         opening: What the reply begins with, written for the model.
         instruction: What the last question ends with.
@@ -74,6 +75,8 @@ class ReplyFormat:
             self.tools = []
         if self.tools:
             require_tools(tokenizer)
+        given = {"tools": self.tools, "documents": arguments.get("documents")}
+        self.shown: dict[str, Any] = {name: value for name, value in given.items() if value}
         response_format = arguments.get("response_format")
         schema = response_schema(response_format) if response_format is not None and not forced else None
         self.opening = self.instruction = ""
@@ -141,10 +144,9 @@ def reply_prompt(
     asked = [turn for turn in turns if turn["role"] == "user"]
     if form.instruction and asked:
         asked[-1]["content"] += form.instruction
-    options: dict[str, Any] = {"tools": form.tools} if form.tools else {}
     if form.grammar is None:
-        return chat_prompt(tokenizer, turns, **options)
-    prompt, num_begun = chat_prompt(tokenizer, turns, **options, enable_thinking=False)
+        return chat_prompt(tokenizer, turns, **form.shown)
+    prompt, num_begun = chat_prompt(tokenizer, turns, **form.shown, enable_thinking=False)
     if num_begun and form.bounds_continuations:
         return prompt, num_begun
     if num_begun:
@@ -196,13 +198,8 @@ class Reply:
     def row(self, listener: Callable[[Update], None]) -> Row:
         """Its row, to submit to the engine."""
         try:
-            row: Row = self._model.engine.make_row(
-                self._prompt,
-                listener,
-                params=self._params,
-                references=self._references,
-                num_context_tokens=self._num_context_tokens,
-            )
+            given = {"references": self._references, "num_context_tokens": self._num_context_tokens}
+            row: Row = self._model.engine.make_row(self._prompt, listener, params=self._params, **given)
             return row
         except ContextLengthError as error:
             raise PromptOverflowError(*error.args) from None
@@ -226,9 +223,8 @@ class Reply:
         elif not (message.content or message.tool_call_chunks or message.additional_kwargs):
             return None
         prompt, answer = 0 if self._num_counted else len(self._prompt), self._num_written
-        message.usage_metadata = UsageMetadata(
-            input_tokens=prompt, output_tokens=answer, total_tokens=prompt + answer
-        )
+        total = prompt + answer
+        message.usage_metadata = UsageMetadata(input_tokens=prompt, output_tokens=answer, total_tokens=total)
         self._num_counted, self._num_written = self._num_counted + answer, 0
         if completion is not None and (drafted := completion.stats.num_drafted):
             accepted = completion.stats.num_accepted  # named as in OpenAI's usage

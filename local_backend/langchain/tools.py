@@ -142,9 +142,8 @@ def chosen_tools(tools: Sequence[Tool], choice: Any) -> list[Tool]:
     chosen = [tool for tool in tools if tool["function"]["name"] == name]
     if not chosen:
         names = [tool["function"]["name"] for tool in tools]
-        raise ValueError(
-            f"tool_choice is 'auto', 'none', 'any' or the name of one of {names}, got {choice!r}"
-        )
+        known = f"'auto', 'none', 'any' or the name of one of {names}"
+        raise ValueError(f"tool_choice is {known}, got {choice!r}")
     return chosen
 
 
@@ -261,9 +260,8 @@ class CallReader:
                 value = event["value"]
                 if isinstance(value, str):  # JSON but for line feeds within strings, as small models write it
                     value = json.loads(value, strict=False)
-                yield from [
-                    ("call", _parse_call(each)) for each in (value if isinstance(value, list) else [value])
-                ]
+                values = value if isinstance(value, list) else [value]
+                yield from [("call", _parse_call(each)) for each in values]
 
 
 def _parse_call(value: Any) -> tuple[str, dict[str, Any]]:

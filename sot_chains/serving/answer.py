@@ -102,7 +102,8 @@ class Answer:
     reported: UsageMetadata | None = None  # the tokens of the calls that reported them
     metadata: dict[str, Any] = field(default_factory=dict)  # response_metadata of the finished message
     calls: list[ToolCall] = field(default_factory=list)  # so far
-    annotations: list[dict[str, Any]] = field(default_factory=list)  # citations in OpenAI's format
+    annotations: list[dict[str, Any]] = field(default_factory=list)  # citations so far, in OpenAI's format
+    _num_told: int = 0  # of the annotations
     _is_streamed: bool = False
 
     async def stream(self) -> AsyncGenerator[tuple[str, list[tuple[ToolCall, str]]], None]:
@@ -141,7 +142,9 @@ class Answer:
         """Takes in a chunk or a whole message; returns the text and the arguments that it adds."""
         if (usage := message.usage_metadata) and usage["total_tokens"]:
             self.reported = add_usage(self.reported, usage)
-        cited = [*self.metadata.get("citations", ()), *message.response_metadata.get("citations", ())]
+        new = message.response_metadata.get("citations") or []
+        self.annotations += map(_make_annotation, new)
+        cited = [*self.metadata.get("citations", ()), *new]
         self.metadata |= {**message.response_metadata, **({"citations": cited} if cited else {})}
         # Chunks after the end of the text are read, too: the usage is in the last one.
         text = self.limit.feed(message.content if isinstance(message.content, str) else str(message.text))
@@ -193,10 +196,13 @@ class Answer:
             ending, is_empty = find_ending(self._reasons[0]), not self.text and not self.calls
             if ending == "failed" or (ending == "calls" and is_empty):
                 raise RefusedError(f"the model broke off its answer: {self._reasons[0]}", 502)
-        citations = list(self.metadata.get("citations") or [])
         if self.cite:  # on a thread: a long answer and long references take a while
-            citations += await asyncio.to_thread(self.cite, self.text)
-        self.annotations = list(map(_make_annotation, citations))
+            self.annotations += map(_make_annotation, await asyncio.to_thread(self.cite, self.text))
+
+    def untold(self) -> list[tuple[int, dict[str, Any]]]:
+        """The annotations that have come since it was last asked for them, with their numbers."""
+        told, self._num_told = self._num_told, len(self.annotations)
+        return list(enumerate(self.annotations))[told:]
 
     @property
     def finish_reason(self) -> str:

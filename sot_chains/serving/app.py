@@ -10,6 +10,7 @@ import hmac
 import ipaddress
 import re
 import time
+import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -79,14 +80,10 @@ class PageRoutes:
     async def about(self, request: Request) -> Response:
         """What the page needs to know of this server."""
         service = self._service
-        return json_response(
-            {
-                "model": service.name,
-                "lanes": {name: _TITLES[name] for name in _lanes(service.served)},
-                "in_turn": service.in_turn,
-                "needs_key": service.api_key is not None or service.with_key is not None,
-            }
-        )
+        lanes = {name: _TITLES[name] for name in _lanes(service.served)}
+        needs_key = service.api_key is not None or service.with_key is not None
+        told = {"model": service.name, "lanes": lanes, "in_turn": service.in_turn, "needs_key": needs_key}
+        return json_response(told)
 
     async def race(self, request: Request) -> Response:
         """Answers a question in all modes, as a stream of what each of them writes."""
@@ -220,7 +217,7 @@ def create_app(
         routes=[*service.routes, *PageRoutes(service).routes],
         middleware=[
             # Outside of the guard: what a browser asks before a request carries no key.
-            *([Middleware(CORSMiddleware, allow_origins=allow, **_CORS)] if allow else []),
+            *([Middleware(CORSMiddleware, allow_origins=allow, **_HEADERS["cors"])] if allow else []),
             Middleware(Guard, api_key=api_key, host=host, allow=allow),
         ],
         exception_handlers=dict.fromkeys(errors, service.refuse),
@@ -235,22 +232,8 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     await close_clients()
 
 
-_CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "POST"],
-    "allow_headers": ["*"],
-    "allow_private_network": True,  # a page on the web may ask a server on its reader's machine
-}
-# Nothing from another host, no script or style within a page, and no text made into HTML by a script.
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self' blob:; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'"
-)
-_SECURITY = [
-    (b"content-security-policy", _POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-]
+_HEADERS = tomllib.loads(Path(__file__).with_name("headers.toml").read_text("utf-8"))
+_SECURITY = [(name.encode(), value.encode()) for name, value in _HEADERS["security"].items()]
 
 
 class Guard:

@@ -35,10 +35,14 @@ class ChatWriter(Writer):
         told = _make_call(call, piece, is_new=call.num_told == len(piece))
         return self._delta(tool_calls=[{"index": call.position, **told}])
 
+    def annotation(self, number: int, annotation: dict[str, Any]) -> bytes:
+        """An event with a citation; OpenAI's client joins lists by ``index``."""
+        return self._delta(annotations=[{"index": number, **annotation}])
+
     def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events."""
-        if answer.annotations:
-            yield self._delta(annotations=answer.annotations)
+        for annotation in answer.untold():
+            yield self.annotation(*annotation)
         choice = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason}
         yield self._chunk(choices=[choice], **answer.extra_fields)
         if self._include_usage:

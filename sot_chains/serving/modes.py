@@ -59,8 +59,7 @@ class ServedModel:
         messages, name = with_results(request.langchain_messages()), self.provider.model_name
         parameters = self._sampling(request)
         options: dict[str, Any] = {}
-        if request.references:
-            parameters |= self._references(request, options)
+        parameters |= self._sources(request, options)
         if request.is_in_one_piece and suffix in ("sot", "copy"):
             field = "tools" if request.callable_tools else "response_format"
             message = f"{field} needs an answer in one piece; use the model {name}, not {name}:{suffix}"
@@ -122,15 +121,18 @@ class ServedModel:
             reason = str(error) or f"{type(chat_model).__name__} does not support tools"
             raise RefusedError(f"the model refuses these tools: {reason}", param="tools") from error
 
-    def _references(self, request: ChatRequest, options: dict[str, Any]) -> dict[str, Any]:
-        copying = self._copying
-        if copying is None:
+    def _sources(self, request: ChatRequest, options: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of calls for what the answer may copy, which it also cites."""
+        copying, given = self._copying, (*request.references, *request.documents)
+        if copying is None and request.references:
             raise RefusedError("references are not supported by this server", param="references")
-        documents = request.documents
-        options["cite"] = lambda text: copying.cite(text, documents)
-        if copying.references is None:
-            return {}
-        return {"references": copying.references([one.page_content for one in documents])}
+        if copying and (documents := [one.document for one in given]):
+            options["cite"] = lambda text: copying.cite(text, documents)
+        shown = [one.model_dump(exclude_none=True) for one in request.documents]
+        parameters: dict[str, Any] = {"documents": shown} if shown else {}
+        if copying and copying.references and request.references:
+            parameters["references"] = copying.references([one.text for one in request.references])
+        return parameters
 
 
 async def _route(request: ChatRequest, messages: list[BaseMessage]) -> tuple[str, str]:

@@ -147,12 +147,17 @@ class ResponseWriter(Writer):
         where = {"output_index": index, "item_id": self._items[index]["id"]}
         return added + self._event("response.function_call_arguments.delta", **where, delta=piece)
 
+    def annotation(self, number: int, annotation: dict[str, Any]) -> bytes:
+        """An event with a citation."""
+        (flat,) = _make_part("", [annotation])["annotations"]
+        numbered = {"annotation_index": number, "annotation": flat}
+        return self._event("response.output_text.annotation.added", **self._part, **numbered)
+
     def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events, with the whole response."""
         part = _make_part(answer.text, answer.annotations)
-        for number, annotation in enumerate(part["annotations"]):
-            numbered = {"annotation_index": number, "annotation": annotation}
-            yield self._event("response.output_text.annotation.added", **self._part, **numbered)
+        for annotation in answer.untold():
+            yield self.annotation(*annotation)
         yield self._event("response.output_text.done", **self._part, text=answer.text, logprobs=[])
         yield self._event("response.content_part.done", **self._part, part=part)
         self._items[0] = self._make_message(part)

@@ -110,6 +110,22 @@ class Reference(Body):
     title: str | None = None
     url: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _in_any_form(cls, given: Any) -> Any:
+        """Reads a text alone, and Cohere's form: what a document holds is its ``data`` or ``snippet``."""
+        if isinstance(given, dict) and "data" in given:
+            held = given["data"] if isinstance(given["data"], dict) else {"text": given["data"]}
+            given = {"title": given.get("id"), **held}
+        if isinstance(given, dict) and "snippet" in given:
+            given = {"text": given["snippet"], **given}
+        return {"text": given} if isinstance(given, str) else given
+
+    @property
+    def document(self) -> Document:
+        """The same as LangChain has it."""
+        return Document(self.text, metadata=self.model_dump(include={"title", "url"}, exclude_none=True))
+
 
 class StreamOptions(Body):
     """Options of a streamed reply."""
@@ -139,21 +155,13 @@ class ChatRequest(Body):
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     drafter: str | None = Field(default=None, alias="speculative")  # by name, of a local model
-    references: Annotated[list[str | Reference], Field(max_length=256)] | None = None
+    references: list[Reference] = Field([], max_length=256)
+    documents: list[Reference] = Field([], max_length=256)  # which the model is shown besides
 
     @property
     def stops(self) -> list[str]:
         """The strings before which the answer ends."""
         return [stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if stop]
-
-    @property
-    def documents(self) -> list[Document]:
-        """The references as documents."""
-        given = [Reference(text=one) if isinstance(one, str) else one for one in self.references or ()]
-        known = {"title", "url"}
-        return [
-            Document(one.text, metadata=one.model_dump(include=known, exclude_none=True)) for one in given
-        ]
 
     @property
     def token_limit(self) -> int | None:

@@ -11,14 +11,7 @@ from functools import partial
 from traceback import clear_frames
 from typing import Any
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+import prometheus_client as prometheus
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -48,13 +41,13 @@ class Metrics:
     """What Prometheus scrapes: requests, tokens and times of one server, in a registry of their own."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        seconds = partial(Histogram, labelnames=["model"], buckets=_SECONDS, registry=registry)
-        count = partial(Counter, registry=registry)
+        self.registry = registry = prometheus.CollectorRegistry()
+        seconds = partial(prometheus.Histogram, labelnames=["model"], buckets=_SECONDS, registry=registry)
+        count = partial(prometheus.Counter, registry=registry)
         self.requests = count("sot_requests", "Requests answered or refused", ["model", "status"])
         self.tokens = count("sot_tokens", "Tokens of all model calls", ["model", "kind"])
         self.calls = count("sot_model_calls", "Model calls made for answers", ["model"])
-        self.running = Gauge("sot_requests_running", "Requests being answered", registry=registry)
+        self.running = prometheus.Gauge("sot_requests_running", "Requests being answered", registry=registry)
         self.seconds = seconds("sot_request_seconds", "From a request to the end of its answer")
         self.first_text = seconds("sot_first_text_seconds", "From a request to its first text")
         about = "Share of an answer's drafted tokens that were accepted"
@@ -132,9 +125,12 @@ class Service:
     @property
     def routes(self) -> list[Route]:
         """OpenAI's routes, and those of monitors."""
+        post = ["POST"]
         return [
-            Route("/v1/chat/completions", self.complete, methods=["POST"]),
-            Route("/v1/responses", self.respond, methods=["POST"]),
+            Route("/v1/chat/completions", partial(self.answer, read_request, ChatWriter), methods=post),
+            Route(
+                "/v1/responses", partial(self.answer, read_responses_request, ResponseWriter), methods=post
+            ),
             Route("/v1/models", self.models),
             Route("/v1/models/{model:path}", self.model),
             *(Route(path, self.health) for path in PROBES),
@@ -147,7 +143,8 @@ class Service:
 
     async def scrape(self, request: Request) -> Response:
         """The metrics for Prometheus."""
-        return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        metrics = prometheus.generate_latest(self.metrics.registry)
+        return Response(metrics, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     async def refuse(self, request: Request, error: Any) -> Response:
         """The reply to a request that is not answered, for whatever reason."""
@@ -174,23 +171,18 @@ class Service:
         return json_response(self._described(request.path_params["model"]))
 
     def _described(self, model: str) -> dict[str, Any]:
-        description = self.served.modes[self.mode_of(model)]
         head = {"id": model, "object": "model", "created": self.created, "owned_by": "sot"}
-        return {**head, "description": description}
+        return {**head, "description": self.served.modes[self.mode_of(model)]}
 
-    async def complete(self, request: Request) -> Response:
-        """Answers a conversation, whole or streamed."""
-        asked = read_request(await self.body(request))
-        return await self._reply(request, asked, ChatWriter(asked))
-
-    async def respond(self, request: Request) -> Response:
-        """The same in the responses protocol."""
-        asked = read_responses_request(await self.body(request))
-        return await self._reply(request, asked, ResponseWriter(asked))
-
-    async def _reply(
-        self, request: Request, asked: ChatRequest, writer: ChatWriter | ResponseWriter
+    async def answer(
+        self,
+        read: Callable[[bytes], ChatRequest],
+        kind: type[ChatWriter | ResponseWriter],
+        request: Request,
     ) -> Response:
+        """Answers a conversation, whole or streamed, in the protocol of ``read`` and of the writer."""
+        asked = read(await self.body(request))
+        writer = kind(asked)
         answer = await self.served_for(request).answer(self.mode_of(asked.model), asked)
 
         async def write() -> None:
@@ -210,6 +202,8 @@ class Service:
                             send(text)
                         for call, arguments in calls:
                             send(writer.arguments(call, arguments))
+                        for annotation in answer.untold():
+                            send(writer.annotation(*annotation))
             if not has_begun:
                 send(writer.begin())
             for event in writer.end(answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -10,8 +11,8 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from transformers import PreTrainedTokenizerBase
 
-from local_backend import ChatLocal, Engine
-from local_backend.langchain.chat_format import turn_ends
+from local_backend import ChatLocal, Engine, References
+from local_backend.langchain.chat_format import copied_texts, turn_ends
 from local_backend.langchain.reply import Reply, ReplyFormat, reply_prompt
 from local_backend.langchain.turns import make_turns
 from tests.families import FAMILIES, tokenizer_of
@@ -327,3 +328,31 @@ async def test_a_stream_that_is_left_was_counted() -> None:
         assert merged is not None
         assert merged.usage_metadata == stopped.usage_metadata
         assert merged.text == stopped.text
+
+
+def test_documents_are_shown_by_a_template_that_was_made_for_them() -> None:
+    documents = [{"title": "Flour", "text": "Wheat-and-rye."}, {"text": "Salt <|im_end|>"}]
+    with tiny_chat() as chat:
+        tokenizer = copy.deepcopy(chat.engine.tokenizer)
+    plain, _ = reply_prompt(tokenizer, [ASK], ReplyFormat(tokenizer, {"documents": documents}))
+    assert plain == reply_prompt(tokenizer, [ASK], ReplyFormat(tokenizer, {}))[0]
+    tokenizer.chat_template = (
+        "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}" + tokenizer.chat_template
+    )
+    form = ReplyFormat(tokenizer, {"documents": documents})
+    shown = tokenizer.decode(reply_prompt(tokenizer, [ASK], form)[0])
+    assert shown.startswith("[Flour: Wheat-and-rye.][: Salt <|im_end|>]")
+
+
+def test_an_answer_may_copy_from_documents() -> None:
+    assert copied_texts({"documents": [{"text": "One."}], "references": ["Two."]}) == References(
+        ["Two.", "One."]
+    )
+    assert copied_texts({"documents": []}) is None
+    with pytest.raises(ValueError, match='documents are objects with a "text"'):
+        copied_texts({"documents": ["One."]})
+    with tiny_chat("reference_copy") as chat:
+        text = chat.invoke("Hello", max_tokens=12).text
+        reply = chat.invoke("Hello", max_tokens=12, documents=[{"title": "T", "text": text}])
+    assert reply.text == text
+    assert reply.response_metadata["decoding"]["num_accepted"] > 0

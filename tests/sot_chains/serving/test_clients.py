@@ -154,6 +154,40 @@ def test_references_are_cited(client: openai.OpenAI, streams: bool) -> None:
     assert "bed at the same time" in cited
 
 
+DOCUMENTS: Any = [
+    "Rye.",
+    {"text": "Wheat.", "title": "Flour", "url": "http://f"},  # vLLM's form; the others are Cohere's
+    {"snippet": "Salt.", "title": "Kitchen"},
+    {"id": "doc-1", "data": "Water."},
+    {"id": "doc-2", "data": {"text": "Yeast.", "title": "Named"}},
+    {"id": "doc-3", "data": {"snippet": "Heat."}},
+]
+
+
+@pytest.mark.parametrize("mode", ["paced", "paced:sot"])
+def test_documents_come_in_any_form_and_reach_every_call(
+    client: openai.OpenAI, upstream: PacedChatModel, mode: str
+) -> None:
+    upstream.parameters.clear()
+    said = {"title": "Sleep", "text": f"{PLAIN} {ANSWER}"}
+    body = {"documents": [*DOCUMENTS, said], "references": ["Nothing of this."]}
+    reply = client.chat.completions.create(model=mode, messages=ASKED, extra_body=body)
+    texts = ["Rye.", "Wheat.", "Salt.", "Water.", "Yeast.", "Heat.", said["text"]]
+    titles = [None, "Flour", "Kitchen", "doc-1", "Named", "doc-3", "Sleep"]
+    assert upstream.parameters
+    for parameters in upstream.parameters:
+        shown = parameters["documents"]
+        assert [one["text"] for one in shown] == texts
+        assert [one.get("title") for one in shown] == titles
+        assert shown[1]["url"] == "http://f"
+        assert "references" not in parameters
+    cited = [one.url_citation for one in reply.choices[0].message.annotations or []]
+    assert {one.title for one in cited} == {"Sleep"}
+    upstream.parameters.clear()
+    client.chat.completions.create(model=mode, messages=ASKED, extra_body={"documents": []})
+    assert not any("documents" in parameters for parameters in upstream.parameters)
+
+
 def test_tools_are_passed_to_a_model_that_takes_them() -> None:
     with served(ToolChatModel()) as running, openai.OpenAI(base_url=running.api, api_key="x") as client:
         whole = client.chat.completions.create(
@@ -199,6 +233,7 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str]] = [
     ({"tools": [TOOL]}, openai.BadRequestError, "tools"),
     ({"extra_body": {"references": 5}}, openai.BadRequestError, "references"),
     ({"extra_body": {"references": [5]}}, openai.BadRequestError, "references"),
+    ({"extra_body": {"documents": [{"title": "no text"}]}}, openai.BadRequestError, "documents.0.text"),
 ]
 
 

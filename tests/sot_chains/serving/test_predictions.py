@@ -1,4 +1,4 @@
-"""Predicted outputs and drafters of a request, by OpenAI's own client on the default model."""
+"""Predicted outputs, documents and drafters of a request, by OpenAI's own client on the default model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.outputs import LLMResult
 
+import retrieval_copy
+from sot_chains.serving import Copying
 from tests.sot_chains.serving.running import Served, served
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ LISTENER = _Listener()
 @pytest.fixture(scope="module")
 def running(default_chat: ChatLocal) -> Iterator[Served]:
     chat = default_chat.model_copy(update={"callbacks": [LISTENER]})
-    with served(chat) as running:
+    with served(chat, copying=Copying(retrieval_copy.cite)) as running:
         yield running
 
 
@@ -98,3 +100,16 @@ def test_a_request_names_its_drafter(client: Client) -> None:
         client.ask(4, extra_body={"speculative": "fast"})
     with pytest.raises(openai.BadRequestError, match="prediction is a text"):
         client.ask(4, prediction={"type": "content", "content": 5})
+
+
+def test_documents_are_copied_from_and_cited(client: Client) -> None:
+    plain, num_plain, _ = client.ask(24)
+    text = plain.choices[0].message.content
+    documents: Any = ["Rye.", {"id": "own", "data": {"text": f"It says: {text}"}}]
+    options: Any = {"documents": documents, "speculative": "reference_copy"}
+    reply, num_forwards, num_drafted = client.ask(24, extra_body=options)
+    assert reply.choices[0].message.content == text  # its chat template shows no documents
+    assert num_forwards < num_plain / 2 < num_drafted
+    (annotation,) = reply.choices[0].message.annotations
+    assert (annotation.url_citation.title, annotation.url_citation.document) == ("own", 1)
+    assert annotation.url_citation.cited_text in text
