@@ -61,6 +61,15 @@ def test_sentences_that_lead_to_a_question_count_half() -> None:
         ("Outline:\n1. Buy it.\nWrite point 1.", False),  # a request that is no question of a conversation
         ("Wo ist die Andacht?", False),
         ("How many books may a member borrow?", False),
+        ("How many members are there?", False),  # words that refer to nothing
+        ("What can I buy there?", True),
+        ("Is it allowed to smoke in the garden?", False),
+        ("Is it allowed?", True),
+        ("Combien de membres y a-t-il ?", False),
+        ("Y a-t-il une liste d'attente ?", False),
+        ("Combien coûte-t-il ?", True),
+        ("Est-il permis de fumer dans le jardin ?", False),
+        ("¿Y a qué hora?", True),
     ],
 )
 def test_a_follow_up_refers_to_what_was_asked_before(question: str, expected: bool) -> None:
