@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from io import BytesIO
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from local_backend.sequences.outputs import Completion
 
 if TYPE_CHECKING:
+    from langchain_core.tracers.schemas import Run
     from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _ROW_INCHES = 0.55
 # The more tokens a forward emitted, the darker its block.
 _PALE, _DARK = (0.83, 0.88, 0.93), (0.13, 0.40, 0.60)
+_TOOL_COLOUR = (0.80, 0.47, 0.13)
 _DARKEST_AT_TOKENS = 8
 _REFERENCE_COLOURS = ("#cfe3f5", "#fbe0c4", "#d6edd0", "#f5d0d8", "#e2d8f0", "#f4efb8", "#cdeeea", "#e8dccf")
 
@@ -85,6 +88,49 @@ def landings(completions: Mapping[str, Completion]) -> Figure:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(length=0)
     return figure
+
+
+def timelines(runs: Mapping[str, Run]) -> Figure:
+    """Draw the model calls and tools of runs of LangChain over time, one above the other.
+
+    Args:
+        runs: By name; ``RunCollectorCallbackHandler`` of ``langchain_core.tracers.run_collector`` keeps them.
+
+    Raises:
+        ValueError: There is no run.
+        ImportError: Matplotlib is not installed.
+    """
+    if not runs:
+        raise ValueError("there is nothing to draw: give at least one run")
+    calls = {title: _calls(run) for title, run in runs.items()}
+    heights = [max(1, len(found)) for found in calls.values()]
+    figure = new_figure(figsize=(10, 1.0 * len(runs) + 0.28 * sum(heights)))
+    rows = figure.subplots(len(runs), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    longest = max((end for found in calls.values() for *_, end in found), default=1.0)
+    for axes, (title, found) in zip(rows, calls.items(), strict=True):
+        for height, (_, colour, start, end) in enumerate(found):
+            axes.barh(height, max(end - start, longest / 300), left=start, color=colour)  # to be seen
+        axes.set_xlim(0, longest * 1.02)
+        axes.set_yticks(range(len(found)), [name for name, *_ in found])
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.invert_yaxis()
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+    rows[-1].set_xlabel("seconds")
+    return figure
+
+
+def _calls(run: Run) -> list[tuple[str, Any, float, float]]:
+    """Name, colour, begin and end of the model calls and tools below ``run``, in the order they began."""
+    found: list[tuple[str, Any, float, float]] = []
+    below = [run]
+    while below:
+        one = below.pop()
+        below += one.child_runs
+        if one.run_type in ("tool", "llm", "chat_model") and one.end_time:
+            start, end = ((time - run.start_time).total_seconds() for time in (one.start_time, one.end_time))
+            found.append((one.name, _TOOL_COLOUR if one.run_type == "tool" else _DARK, start, end))
+    return sorted(found, key=itemgetter(2))
 
 
 class CopiedText:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from benchmarks.pictures import CopiedText, landings
+from benchmarks.pictures import CopiedText, landings, timelines
 from local_backend import Engine, SamplingParams
 from local_backend.sequences.outputs import Completion, Stats
 from tests.local_backend.conftest import ragged_prompts
@@ -25,6 +29,31 @@ def test_blocks_are_forwards(model: LlamaForCausalLM, tokenizer: PreTrainedToken
 def test_nothing_to_draw_is_named() -> None:
     with pytest.raises(ValueError, match="at least one completion"):
         landings({})
+    with pytest.raises(ValueError, match="at least one run"):
+        timelines({})
+
+
+def test_a_timeline_has_a_bar_for_each_call_and_tool() -> None:
+    tracer = RunCollectorCallbackHandler()
+    model = FakeListChatModel(responses=["a", "b"], sleep=0.01)
+    (model | RunnableLambda(lambda message: look_up.invoke(message.text)) | model).invoke(
+        "?", {"callbacks": [tracer]}
+    )
+    (axes,) = timelines({"chain": tracer.traced_runs[0]}).axes
+    assert [one.get_text() for one in axes.get_yticklabels()] == [
+        "FakeListChatModel",
+        "look_up",
+        "FakeListChatModel",
+    ]
+    starts, ends = zip(*((bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches), strict=True)
+    assert list(starts) == sorted(starts)
+    assert 0.01 <= ends[0] <= starts[2]
+
+
+@tool
+def look_up(word: str) -> str:
+    """Looks up a word."""
+    return word
 
 
 def test_copied_text_has_the_colour_of_its_reference(tokenizer: PreTrainedTokenizerBase) -> None:

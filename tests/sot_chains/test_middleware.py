@@ -107,15 +107,18 @@ async def test_tools_are_called_as_without_it_and_other_answers_come_in_points(i
     assert await nothing_runs(model)
 
 
-@pytest.mark.parametrize("question", [FOR_TOOLS[0], FOR_POINTS[0]], ids=["tool", "points"])
+@pytest.mark.parametrize("question", [*FOR_TOOLS, *FOR_POINTS])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-async def test_streamed_text_is_the_final_text(question: str, is_async: bool) -> None:
-    _, agent = make_agent(SkeletonMiddleware(router="always"))
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "checkpointer"])
+async def test_streamed_text_is_the_final_text(question: str, is_async: bool, is_kept: bool) -> None:
+    saver = InMemorySaver() if is_kept else None
+    _, agent = make_agent(SkeletonMiddleware(router="always"), checkpointer=saver)
+    config = {"configurable": {"thread_id": "one"}}
     modes = ["messages", "updates"]
     if is_async:
-        events = [event async for event in agent.astream(asked(question), stream_mode=modes)]
+        events = [event async for event in agent.astream(asked(question), config, stream_mode=modes)]
     else:
-        events = list(agent.stream(asked(question), stream_mode=modes))
+        events = list(agent.stream(asked(question), config, stream_mode=modes))
     streamed: dict[str, str] = {}
     for mode, data in events:
         if mode == "messages":
@@ -124,8 +127,12 @@ async def test_streamed_text_is_the_final_text(question: str, is_async: bool) ->
     final = [message for update in updates for message in update["messages"]]
     assert streamed == {message.id: str(message.text) for message in final}
     assert len([mode for mode, _ in events if mode == "messages"]) > len(final)
-    expected = [ANSWER] if question in FOR_POINTS else ["", "4 degrees in Oslo", "It is 4 degrees in Oslo."]
+    city = question.rpartition(" ")[2].strip("?")
+    told = f"{len(city)} degrees in {city}"
+    expected = [ANSWER] if question in FOR_POINTS else ["", told, f"It is {told}."]
     assert [str(message.text) for message in final] == expected
+    if is_kept:
+        assert kinds((await agent.aget_state(config)).values["messages"])[1:] == kinds(final)
 
 
 async def test_tool_calls_are_passed_on_without_delay() -> None:
@@ -144,15 +151,21 @@ async def test_tool_calls_are_passed_on_without_delay() -> None:
 
 async def test_a_checkpointer_keeps_the_answer_and_the_next_question_is_asked_with_it() -> None:
     model, agent = make_agent(SkeletonMiddleware(router="always"), checkpointer=InMemorySaver())
+    plain_model, plain = make_agent(checkpointer=InMemorySaver())
     config = {"configurable": {"thread_id": "one"}}
-    await agent.ainvoke(asked(FOR_POINTS[0]), config)
-    state = await agent.ainvoke(asked(FOR_TOOLS[1]), config)
-    texts = [str(message.text) for message in state["messages"] if message.type == "ai"]
-    assert texts == [ANSWER, "", "It is 4 degrees in Rome."]
-    assert any(one.text == ANSWER for one in model.requests[-1])
+    for for_points, for_tools in zip(FOR_POINTS, FOR_TOOLS, strict=True):
+        await agent.ainvoke(asked(for_points), config)
+        state = await agent.ainvoke(asked(for_tools), config)
+        await plain.ainvoke(asked(for_points), config)
+        without = await plain.ainvoke(asked(for_tools), config)
+    answers = {LONG: ANSWER}  # instead of a long plain answer there are points, and nothing else differs
+    expected = [(kind, answers.get(text, text), calls) for kind, text, calls in kinds(without["messages"])]
+    assert kinds(state["messages"]) == expected
+    assert model.calls == plain_model.calls == CITIES
+    assert sum(one.text == ANSWER for one in model.requests[-1]) == len(CITIES)
 
 
-@pytest.mark.parametrize("question", [FOR_TOOLS[0], FOR_POINTS[0]], ids=["tool", "points"])
+@pytest.mark.parametrize("question", [*FOR_TOOLS, *FOR_POINTS])
 async def test_after_a_resume_it_ends_as_without_an_interruption(question: str) -> None:
     middleware = SkeletonMiddleware(router="always")
     _, whole = make_agent(middleware)
