@@ -168,12 +168,13 @@ class Answer:
             write_points(self._given)
             return None
         record, messages, profile = self._record, self._messages, self._options.profile
-        request = messages.outline()
         call = record.skeleton_call = Call("skeleton", "skeleton")
         record.calls.append(call)
         reader = OutlineReader(messages.max_points, profile.heading_words, profile.most_alike)
+        load: str | None = None  # of answers begun meanwhile
 
         def take(piece: str | None) -> bool:
+            nonlocal load
             if piece is None:
                 reader.restart()
                 return False
@@ -181,12 +182,12 @@ class Answer:
             reader.feed(piece)
             if self._options.eager:
                 write_points(reader.take())
-            return reader.is_over
+            load = None if record.parts else messages.find_load()
+            return reader.is_over or load is not None
 
-        await self._caller.make(call, request, take)
+        await self._caller.make(call, messages.outline(), take)
         reader.end(is_cut=reader.is_over or call.is_cut_off)
-        fault = reader.find_fault(messages.templates.example_headings)
-        fault = fault or messages.find_load()  # begun meanwhile
+        fault = load or reader.find_fault(messages.templates.example_headings)
         points, record.skeleton_reply = reader.take(), reader.text
         if fault and not record.parts:
             record.skeleton = Skeleton.of(reader.headings)

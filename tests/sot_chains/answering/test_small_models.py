@@ -152,6 +152,21 @@ async def test_points_are_written_while_they_pay() -> None:
     assert sot.options.expectations.num_answers == 0
 
 
+async def test_an_outline_ends_when_points_no_longer_pay() -> None:
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        if str(messages[-1].text) != "1.":
+            return " It helps."
+        model.gain = 0.5  # others have begun meanwhile
+        return OUTLINE.removeprefix("1.")
+
+    model = LocalChatModel(answer=answer)
+    sot = SkeletonOfThought(model, router=Always(True), profile=POINTS_ONLY)
+    trace = (await sot.ainvoke(QUESTION)).response_metadata["sot"]
+    assert (trace["route"], trace["points"]) == ("plain", [])
+    assert "take longer" in trace["route_reason"]
+    assert len(trace["skeleton_reply"]) < len(OUTLINE) / 2
+
+
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
     text = "Go to bed.\n\n2. Dark room: Close the curtains.\n3. Less coffee: Drink none."
     trace = await both(sot_of(FakeProvider(answer=answers(text))))
