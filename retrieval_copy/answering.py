@@ -19,6 +19,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from retrieval_copy.citations.citations import CitationStream, cite
 from retrieval_copy.citations.questions import Question
+from retrieval_copy.citations.sentences import SENTENCE_END
 from retrieval_copy.citations.support import REFUSAL, is_supported
 from retrieval_copy.conversation import Conversation, StreamedReply, text_of
 from retrieval_copy.model_adapter import RETRIEVE, arguments, joined
@@ -70,27 +71,37 @@ class Answering:
         """
         request = await self.prepare(model_input)
         reply = await self.model.ainvoke(request.messages, self._of_call, **request.arguments)
-        return await self._finish(request, reply)
+        return await self._finish(request, reply, self.options.on_unsupported == "refuse")
 
     async def stream(self, model_input: LanguageModelInput) -> AsyncGenerator[AIMessageChunk, None]:
         """The answer piece by piece, citations with the piece after them; the last chunk carries the rest.
+
+        One that may be refused is held back until its first sentences are sure to be supported.
 
         Raises:
             RetrievalError: The retriever failed.
         """
         request = await self.prepare(model_input)
-        holds = self.options.on_unsupported != "mark"  # the answer may be replaced
+        holds, held, num_ends = self.options.on_unsupported == "refuse", "", 0
+        holds = holds and request.passages is not None
         reply = StreamedReply(request.guard())
         citing = CitationStream(request.documents, min_tokens=self.options.min_citation_tokens)
         pieces = self.model.astream(request.messages, self._of_call, **request.arguments)
         async with aclosing(cast("AsyncGenerator[Any, None]", pieces)):
             async for piece in pieces:
-                if (text := reply.add(piece)) and not holds:
-                    cited = citing.feed(text)
+                held += reply.add(piece)
+                ends = [found.end() for found in SENTENCE_END.finditer(held[:-1])] if holds else []
+                if len(ends) > num_ends:
+                    num_ends, begun = len(ends), held[: ends[-1]]
+                    found = cite(begun, request.documents, min_tokens=self.options.min_citation_tokens)
+                    holds = not is_supported(begun, request.asked, request.passages or (), found, begun=True)
+                if held and not holds:
+                    cited = citing.feed(held)
                     metadata = {"model_provider": PROVIDER, "citations": cited} if cited else {}
-                    yield AIMessageChunk(content=text, id=reply.whole.id, response_metadata=metadata)
+                    yield AIMessageChunk(content=held, id=reply.whole.id, response_metadata=metadata)
+                    held = ""
         rest = reply.end()
-        message = await self._finish(request, message_chunk_to_message(reply.whole))
+        message = await self._finish(request, message_chunk_to_message(reply.whole), holds)
         if text := str(message.text) if holds else rest:
             yield AIMessageChunk(content=text, id=message.id)
         metadata = message.response_metadata
@@ -146,9 +157,9 @@ class Answering:
                 _log.warning("no references from %s: %s", type(source).__name__, error)
         return gathered(texts, max_characters=_MAX_REFERENCE_CHARACTERS)
 
-    async def _finish(self, request: Request, reply: object) -> AIMessage:
+    async def _finish(self, request: Request, reply: object, may_refuse: bool) -> AIMessage:
         """The final message; remembers the answer."""
-        options, message = self.options, self._message(request, reply)
+        options, message = self.options, self._message(request, reply, may_refuse)
         for source in options.sources:
             if isinstance(source, SimilarAnswers) and source.remember:
                 try:
@@ -164,7 +175,7 @@ class Answering:
             return self.config
         return {**self.config, "tags": [*(self.config.get("tags") or []), _TAG_NOSTREAM]}
 
-    def _message(self, request: Request, reply: object) -> AIMessage:
+    def _message(self, request: Request, reply: object, may_refuse: bool) -> AIMessage:
         """The final message, with citations; acts on a reply that the passages do not support."""
         text, guard = text_of(reply), request.guard()
         if guard is not None:
@@ -173,8 +184,7 @@ class Answering:
         supported = None
         if request.passages is not None:
             supported = is_supported(text, request.asked, request.passages, citations)
-        refused = supported is False and self.options.on_unsupported == "refuse"
-        if refused:
+        if refused := supported is False and may_refuse:
             text, citations = REFUSAL, []
         trace = {
             **request.trace,

@@ -68,7 +68,7 @@ class RetrievalCopyChain(ChatRunnable):
         min_citation_tokens: Minimum number of words in a citation.
         max_document_tokens: Token budget of documents in the prompt; by default what fits the context.
         on_unsupported: ``"mark"`` says in the metadata alone that the passages do not support an answer;
-            ``"refuse"`` replaces it by a sentence that says so; a stream then has one chunk of text.
+            ``"refuse"`` replaces it by a sentence that says so; a stream then begins once that is excluded.
         quotes: Whether answers are sentences of a passage, word for word, which a local model chooses; by
             default with the default prompt. ``False`` for a local model that keeps to its passages.
         prediction: Whether the model takes OpenAI's ``prediction``; by default only models known to take it.
@@ -153,10 +153,9 @@ class RetrievalCopyChain(ChatRunnable):
             run_manager: AsyncCallbackManagerForChainRun,
             config: RunnableConfig,
         ) -> AsyncGenerator[AIMessageChunk, None]:
+            answering = Answering(self.options, self.model, config, kwargs)
             async for given in inputs:
-                async with aclosing(
-                    Answering(self.options, self.model, config, kwargs).stream(given)
-                ) as chunks:
+                async with aclosing(answering.stream(given)) as chunks:
                     async for chunk in chunks:
                         yield chunk
 
@@ -185,7 +184,6 @@ class RetrievalCopyChain(ChatRunnable):
                 return await self.ainvoke(given, config, **kwargs)
 
         if return_exceptions:
-            return cast(
-                "list[AIMessage]", await asyncio.gather(*map(answer, inputs, configs), return_exceptions=True)
-            )
+            answers = await asyncio.gather(*map(answer, inputs, configs), return_exceptions=True)
+            return cast("list[AIMessage]", answers)
         return await gather_or_cancel(map(answer, inputs, configs))

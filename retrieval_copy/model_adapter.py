@@ -172,9 +172,8 @@ class ProviderModel(BlockingRunnable[LanguageModelInput, AIMessage]):
                 metadata = dict(delta.response_metadata or {})
                 if delta.finish_reason:
                     metadata["finish_reason"] = delta.finish_reason
-                yield AIMessageChunk(
-                    content=delta.text, usage_metadata=delta.usage, response_metadata=metadata
-                )
+                told: Any = {"usage_metadata": delta.usage, "response_metadata": metadata}
+                yield AIMessageChunk(content=delta.text, **told)
 
     async def ainvoke(
         self, input: LanguageModelInput, config: RunnableConfig | None = None, **kwargs: Any

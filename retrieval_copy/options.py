@@ -59,10 +59,8 @@ class AnswerOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.on_unsupported not in get_args(OnUnsupported):
-            raise ValueError(
-                f"on_unsupported must be one of {get_args(OnUnsupported)}, got {self.on_unsupported!r}"
-            )
+        if self.on_unsupported not in (known := get_args(OnUnsupported)):
+            raise ValueError(f"on_unsupported must be one of {known}, got {self.on_unsupported!r}")
 
     def messages(
         self, conversation: Conversation, question: str, documents: Sequence[Document]

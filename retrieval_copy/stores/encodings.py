@@ -65,9 +65,8 @@ def decoded(content: bytes, *, name: str, declared: str | None = None) -> str:
     if num_replaced > 1 + _MOST_DAMAGE * len(text) or num_controls > _MOST_DAMAGE * len(text):
         raise NotTextError("the bytes are not text")
     if num_replaced and _REPLACED.encode() not in content:
-        _log.warning(
-            "%s has bytes that are not %s; they were replaced, the rest is read", name, encoding.upper()
-        )
+        message = "%s has bytes that are not %s; they were replaced, the rest is read"
+        _log.warning(message, name, encoding.upper())
     return text
 
 

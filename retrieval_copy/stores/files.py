@@ -83,9 +83,8 @@ class DocxParser(BaseBlobParser):
 
         with blob.as_bytes_io() as stream:
             with zipfile.ZipFile(stream) as parts:
-                _check_size(
-                    sum(part.file_size for part in parts.infolist() if part.filename.endswith(".xml"))
-                )
+                texts = (part for part in parts.infolist() if part.filename.endswith(".xml"))
+                _check_size(sum(part.file_size for part in texts))
             page = convert_to_html(stream, style_map=_DOCX_TITLE, convert_image=lambda image: []).value
         yield _document(blob, read_html(page))
 

@@ -62,9 +62,8 @@ class MarkedUp:
     def followed_by(self, other: MarkedUp) -> MarkedUp:
         """Both, with a blank line between them; the title is that of the first that has one."""
         before = f"{self.text}\n\n" if self.text else ""
-        moved = [
-            one._replace(start=one.start + len(before), end=one.end + len(before)) for one in other.headings
-        ]
+        by = len(before)
+        moved = [one._replace(start=one.start + by, end=one.end + by) for one in other.headings]
         return MarkedUp(before + other.text, [*self.headings, *moved], self.title or other.title)
 
     def sections(self) -> list[tuple[int, str]]:
@@ -101,10 +100,8 @@ def table_lines(rows: Sequence[tuple[Sequence[str], bool]]) -> list[str]:
                 for number, cell in enumerate(cells)
             ]
         else:
-            named = [*names, *[""] * len(cells)]
-            parts = [
-                f"{name}: {cell}" if name else cell for name, cell in zip(named, cells, strict=False) if cell
-            ]
+            named = zip([*names, *[""] * len(cells)], cells, strict=False)
+            parts = [f"{name}: {cell}" if name else cell for name, cell in named if cell]
             lines.append(("; " if any(names) else " | ").join(parts))
         was_header = is_header
     return list(filter(None, lines)) or [" | ".join(filter(None, names))]
@@ -261,10 +258,8 @@ def _table_rows(table: LexborNode) -> list[str]:
                 texts[number + below, column + right] = "" if right and cell.tag == "td" else text
         is_head = row.parent is not None and row.parent.tag == "thead"
         headers.append(is_head or all(cell.tag == "th" for cell in cells))
-    num_columns = 1 + max((column for _, column in texts), default=0)
-    rows = [
-        [texts.get((number, column), "") for column in range(num_columns)] for number in range(len(headers))
-    ]
+    columns = range(1 + max((column for _, column in texts), default=0))
+    rows = [[texts.get((number, column), "") for column in columns] for number in range(len(headers))]
     if rows and not any(headers):
         headers[0] = names_columns(rows, is_likely=False)
     lines = table_lines([*zip(rows, headers, strict=True)])

@@ -79,9 +79,8 @@ class BM25Retriever(BaseRetriever):
             show_progress=False,
             backend_selection="numpy",
         )
-        return [
-            self.documents[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0
-        ]
+        found = zip(numbers[0], scores[0], strict=True)
+        return [self.documents[number] for number, score in found if score > 0]
 
 
 class HybridRetriever(BM25Retriever):

@@ -431,6 +431,29 @@ async def test_an_unsupported_answer_may_be_refused() -> None:
     assert "".join(chunk.text for chunk in quoting.stream(QUESTION)) == quoting.invoke(QUESTION).text
 
 
+async def test_what_may_be_refused_streams_once_that_is_excluded() -> None:
+    said = f"{GLAZE.page_content.partition('. ')[2]} Then wait. Be patient."
+    model = QuotingModel(answer=lambda messages: said)
+    chain = RetrievalCopyChain(retriever(CLAY, GLAZE), model, on_unsupported="refuse")
+    first, *others = [chunk async for chunk in chain.astream(QUESTION)]
+    assert first.text.rstrip() == said.partition(" Then")[0] + " Then"  # the word after the sentence tells
+    assert len([chunk for chunk in others if chunk.text]) >= 2
+    whole = chain.invoke(QUESTION)
+    assert essence(summed([first, *others])) == essence(whole)
+    assert whole.response_metadata["retrieval"]["acted"] is None
+    # What is taken back later has been read: it is marked, and stays.
+    model.answer = lambda messages: f"{said} {NOT_HELD}"
+    streamed = summed([chunk async for chunk in chain.astream(QUESTION)])
+    assert streamed.text == f"{said} {NOT_HELD}"
+    assert streamed.response_metadata["retrieval"] == {
+        **chain.invoke(QUESTION).response_metadata["retrieval"],
+        "acted": None,
+    }
+    assert streamed.response_metadata["retrieval"]["supported"] is False
+    without = [chunk async for chunk in chain.astream(QUESTION, retrieve=False)]
+    assert len(without) > 3  # nothing is refused where nothing was to be retrieved
+
+
 def test_other_ways_to_act_are_refused() -> None:
     with pytest.raises(ValueError, match="on_unsupported must be one of"):
         RetrievalCopyChain(None, QuotingModel(), on_unsupported="retry")  # type: ignore[arg-type]  # what is refused

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +69,30 @@ def test_each_question_is_supported_by_its_own_passages_alone() -> None:
         for passage in other:
             assert not supported(passage, question, other)
     assert not supported(HARBOUR[0], "how deep is the harbour", [])
+
+
+def test_what_is_sure_of_a_beginning_holds_of_the_whole() -> None:
+    documents = [Document(text) for text in HARBOUR]
+    sentences = [
+        *(
+            "The harbour of Vardal was dredged in 1963 to a depth of eleven metres.",
+            "Ferries leave it twice a day.",
+        ),
+        *(HARBOUR[1], "In my opinion that is deep enough.", "The Romans built it in 1871."),
+    ]
+    num_sure = 0
+    for asked in (
+        "how deep is the harbour of vardal",
+        "what fish is landed in the harbour?",
+        "Who was Bach?",
+    ):
+        question = Question(asked)
+        for begun in (" ".join(one) for length in (1, 2) for one in product(sentences, repeat=length)):
+            if is_supported(begun, question, HARBOUR, cite(begun, documents), begun=True):
+                num_sure += 1
+                for rest in product(sentences, repeat=2):
+                    assert supported(" ".join([begun, *rest]), asked, HARBOUR), (asked, begun, rest)
+    assert num_sure > 10
 
 
 RULES = [
