@@ -28,6 +28,10 @@ SURELY, MAYBE, NEVER = 0.5, 0.25, 0.0
         ("How many books may I borrow?", "Members borrow five old books.", SURELY),
         ("How many seats are there?", "Room: Oak; Seats: 60", SURELY),
         ("How many seats are there?", "There are seats in the hall.", NEVER),
+        ("When is my rent due?", "The rent is due on the third working day of the month.", MAYBE),
+        ("Wann ist die Miete fällig?", "Die Miete ist am dritten Werktag fällig.", MAYBE),
+        ("When does it open?", "The gate has a new lock.", NEVER),
+        ("From what age can babies come?", "They begin at eighteen months.", SURELY),
         ("Who may open the kiln, and when?", "Only Hanna Brandt may open it.", SURELY),
     ],
 )
