@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -56,9 +57,12 @@ def running(request: pytest.FixtureRequest, upstream: ChatServer) -> Iterator[Se
         yield one
 
 
+_CONTEXT = ssl.create_default_context()  # reading the certificates takes longer than a request
+
+
 def _ask(running: Served, path: str = "chat/completions", **fields: Any) -> httpx.Response:
     body = {"model": "m", **({"input": QUESTION} if path == "responses" else {"messages": ASKED}), **fields}
-    return httpx.post(f"{running.api}/{path}", json=body, timeout=20)
+    return httpx.post(f"{running.api}/{path}", json=body, timeout=20, verify=_CONTEXT)
 
 
 def _text(response: httpx.Response) -> str:
@@ -519,7 +523,8 @@ FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {}
 
 def _calls(running: Served, path: str, *, stream: bool) -> list[tuple[str, str, str]]:
     """The calls that a client is told: id, name and arguments."""
-    with openai.OpenAI(base_url=running.api, api_key="x", max_retries=0) as client:
+    http = openai.DefaultHttpxClient(verify=_CONTEXT)
+    with openai.OpenAI(base_url=running.api, api_key="x", max_retries=0, http_client=http) as client:
         if path == "responses":
             asked: Any = {"model": "m", "input": QUESTION, "tools": [{"type": "function", **FUNCTION}]}
             if not stream:
@@ -582,9 +587,10 @@ def test_pieces_of_calls_are_joined_as_they_belong(pieces: Any, path: str, strea
 )
 def test_arguments_may_be_cut_within_a_character_or_an_escape(path: str, text: str) -> None:
     whole = json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
-    for index in range(1, len(text)):
-        pieces: Any = [("weather", text[:index], "a", 0), (None, text[index:], None, 0)]
-        with served(PiecesChatModel(pieces=pieces), name="m") as running:
+    model = PiecesChatModel(pieces=[])
+    with served(model, name="m") as running:
+        for index in range(1, len(text)):
+            model.pieces = [("weather", text[:index], "a", 0), (None, text[index:], None, 0)]
             for stream in (False, True):
                 ((_, _, arguments),) = _calls(running, path, stream=stream)
                 assert json.loads(arguments) == whole, (index, stream)
