@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.resources import files
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,16 @@ _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 def run(arguments: Sequence[str] | None, extras: Extras) -> int:
     """Runs a command."""
     parser = argparse.ArgumentParser(
-        prog="sot", description="Skeleton-of-Thought: answers written point by point, in parallel."
+        prog="sot", formatter_class=argparse.RawDescriptionHelpFormatter, **_COMMANDS["sot"]
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
     _add_command(commands, "ask", _ask)
     _add_command(commands, "eval", lambda *given: asyncio.run(_evaluate(*given)))
     _add_command(commands, "serve", _serve)
     options = parser.parse_args(arguments)
+    if "run" not in options:
+        parser.print_help()
+        return 0
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # of any encoding: an answer was paid for, so it is written
             stream.reconfigure(errors="replace")
@@ -52,14 +55,11 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
             return _EXIT_INTERRUPTED
 
 
-def _path(text: str) -> Path:
-    return Path(text).expanduser()  # shells leave --docs=~/notes as it is
-
-
 _COMMANDS = tomllib.loads(files("sot_chains").joinpath("commands.toml").read_text("utf-8"))
 # What stands by its name there.
 _NAMED: dict[str, dict[str, Any]] = {
-    "type": {"number": float, "count": int, "path": _path},
+    # Shells leave --docs=~/notes as it is.
+    "type": {"number": float, "count": int, "path": lambda text: Path(text).expanduser()},
     "action": {"switch": argparse.BooleanOptionalAction},
 }
 
@@ -79,17 +79,25 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
 
     from sot_chains.calls.usage import Price
     from sot_chains.chain import SkeletonOfThought
-    from sot_chains.display import compare
+    from sot_chains.display import compare, printable
 
     if not options.question.strip():
         raise ValueError("the question is empty")
     model = load_model(options.model, extras, opened, options.base_url, options.api_key_env)
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else 100
-    console = Console(force_terminal=is_terminal, width=width, highlight=False)
+    hidden = StringIO() if options.json or options.quiet else None
+    console = Console(file=hidden, force_terminal=is_terminal and not hidden, width=width, highlight=False)
     prices = Price(*options.price) if options.price else None
     sot = SkeletonOfThought(model, profile=options.profile, prices=prices)
-    asyncio.run(compare(sot, options.question, console=console, plain=options.plain))
+    plain = options.plain and not options.quiet
+    answers = asyncio.run(compare(sot, options.question, console=console, plain=plain))
+    if options.json:
+        named = zip(("plain", "sot"), answers, strict=True)
+        told = {mode: one and {"text": one.text, **one.response_metadata["sot"]} for mode, one in named}
+        print(json.dumps({"model": sot.provider.model_name, **told}))
+    elif options.quiet:
+        print(printable(answers[1].text))
     return 0
 
 
@@ -124,12 +132,13 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
         store=store,
         router=routers[options.router],
         judge=judge,
-        watch=partial(track, console=Console(stderr=True), transient=True),
+        watch=partial(track, console=Console(stderr=True), transient=True, disable=options.quiet),
     )
     report = write(evaluation, options.out)
     num_answered = sum(not one.failure for results in evaluation.by_model.values() for one in results)
     num_questions = len(questions) * len(models)
-    print(f"{report}: {num_answered} of {num_questions} questions answered every way", file=sys.stderr)
+    if not options.quiet:
+        print(f"{report}: {num_answered} of {num_questions} questions answered every way", file=sys.stderr)
     print(json.dumps(evaluation.summary()))
     return 0 if num_answered else _EXIT_FAILED
 
@@ -138,13 +147,18 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
     try:
         from sot_chains.serving.app import create_app
     except ImportError as error:
-        message = f"sot serve needs the extra serve: pip install '.[serve]' in a checkout ({error})"
-        raise ImportError(message) from error
+        how = "pip install '.[serve]' in a checkout"
+        raise ImportError(f"sot serve needs the extra serve: {how} ({error})") from error
     from sot_chains.calls.usage import Price
     from sot_chains.providers import make_provider
 
     if not 0 <= options.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {options.port}")
+    if options.docs is not None and not options.docs.is_dir():
+        raise NotADirectoryError(f"--docs: {options.docs} is not a folder")
+    # Before the model is loaded, which takes long: another program may listen there.
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listening = opened.enter_context(socket.create_server((options.host, options.port), family=family))
     options.api_key = options.api_key or os.environ.get("SOT_API_KEY") or None
     vendor = find_vendor(options.model)
     # A drafter that copies decodes at the same speed without references.
@@ -153,16 +167,12 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
     key = f"{vendor.upper()}_API_KEY" if vendor else None
     passes_keys = key is not None and not options.api_key_env and not os.environ.get(key)
     if passes_keys and options.api_key and not model.is_elsewhere:
-        message = f"clients send this server's own key, so set the vendor's in {key} or by --api-key-env"
-        raise ValueError(message)
-
-    def model_for_key(key: str) -> Any:
-        return make_provider(options.model, api_key=key, base_url=options.base_url)
-
+        raise ValueError(f"clients send this server's own key: set the vendor's in {key} or by --api-key-env")
+    make = partial(make_provider, options.model, base_url=options.base_url)
     app = create_app(
         model,
         copying=extras.make_copying(model, options.docs),
-        model_for_key=model_for_key if passes_keys and not options.api_key else None,
+        model_for_key=(lambda key: make(api_key=key)) if passes_keys and not options.api_key else None,
         api_key=options.api_key,
         prices=Price(*options.price) if options.price else None,
         profile=options.profile,
@@ -170,30 +180,28 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
         in_turn=vendor is None,
         allow=options.allow,
     )
-    return _run_server(app, options)
+    return _run_server(app, options, listening)
 
 
-def _run_server(app: Any, options: argparse.Namespace) -> int:
+def _run_server(app: Any, options: argparse.Namespace, listening: socket.socket) -> int:
     import uvicorn
 
     from sot_chains.serving.app import is_loopback
 
     if not is_loopback(options.host) and not options.api_key:
         print("sot: no authentication on a public address; set --api-key", file=sys.stderr)
-    is_v6 = ":" in options.host
-    family = socket.AF_INET6 if is_v6 else socket.AF_INET
-    with socket.create_server((options.host, options.port), family=family) as listening:
-        host = f"[{options.host}]" if is_v6 else options.host
-        url = f"http://{host}:{listening.getsockname()[1]}"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    url = f"http://{host}:{listening.getsockname()[1]}"
+    if not options.quiet:
         print(f"Serving {options.model or 'default'}: the page is {url}/, the API {url}/v1", flush=True)
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            log_config=None,  # uvicorn's own closes what handlers of other packages write to
-            ws="none",
-            server_header=False,
-            timeout_keep_alive=60,  # longer than clients keep a connection, so none is closed while it asks
-        )
-        with suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run([listening])
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        log_config=None,  # uvicorn's own closes what handlers of other packages write to
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=60,  # longer than clients keep a connection, so none is closed while it asks
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run([listening])
     return 0

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,7 +54,7 @@ def read_questions(path: Path | str) -> list[Question]:
     return questions
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """Results by what was asked, in a file of JSON lines that is only appended to."""
 
     def __init__(self, path: Path) -> None:
@@ -80,9 +81,6 @@ class Store:
             self._file.flush()
         return self._values[key]
 
-    def __enter__(self) -> Store:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
@@ -92,7 +90,6 @@ Outcome = Literal["first", "second", "tie", "unreadable", "failed"]
 GENERAL = "general"
 _WORDING = load_data("en")["judge"]
 CRITERIA = tuple(_WORDING["criteria"])
-ASPECTS = CRITERIA[1:]
 
 _VERDICT = re.compile(r"VERDICT\W{0,6}(?:answer[ _]?)?(1|2|TIE)\b", re.IGNORECASE)
 _POINTS = {"first": 1, "second": -1, "tie": 0}
@@ -110,8 +107,7 @@ def make_request(criterion: str, question: str, first: str, second: str) -> str:
     if criterion not in CRITERIA:
         raise ValueError(f"criterion must be one of {CRITERIA}, got {criterion!r}")
     asked = ("" if criterion == GENERAL else _WORDING["aspect"]) + _WORDING["criteria"][criterion]
-    request: str = _WORDING["request"]
-    return request.format(question=question, first=first, second=second, criterion=asked)
+    return str(_WORDING["request"]).format(question=question, first=first, second=second, criterion=asked)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Literal
@@ -44,11 +45,6 @@ class TimedAnswer:
     num_points: int = 0  # of an answer by Skeleton-of-Thought; 0 for a plain one
     input_tokens: int | None = None  # of all calls; None if the model does not count them
     failure: str = ""  # why there is no answer
-
-    @property
-    def num_words(self) -> float:
-        """The answer's length; two Chinese characters count as a word."""
-        return num_words(self.text)
 
 
 @dataclass(frozen=True)
@@ -99,17 +95,6 @@ class NetWinRate:
         return cls(float(values.mean()), low, high, signs[1], signs[0], signs[-1])
 
 
-def judge_health(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    """How many judgements there are and how many of no use, and the judge's ``position_bias``.
-
-    That is how much more often it prefers the first answer than the second, from -1 to 1.
-    """
-    outcomes = Counter(outcome for one in comparisons for outcome in (one.ours_first, one.ours_second))
-    counts = {"num_unreadable": outcomes["unreadable"], "num_failed": outcomes["failed"]}
-    bias = (outcomes["first"] - outcomes["second"]) / max(1, outcomes.total() - sum(counts.values()))
-    return {"position_bias": bias, "num_judgements": outcomes.total(), **counts}
-
-
 @dataclass(frozen=True)
 class Figures:
     """How one mode compares with plain, over the questions that every mode has answered."""
@@ -157,16 +142,23 @@ class Evaluation:
             speed_up=median([plain.seconds / mine.seconds for plain, mine in pairs if mine.seconds] or [0.0]),
             seconds=median([answer.seconds for answer in ours] or [0.0]),
             num_points=fmean(num_points or [0.0]),
-            num_words=fmean([answer.num_words for answer in ours] or [0.0]),
+            num_words=fmean([num_words(answer.text) for answer in ours] or [0.0]),
             prefill_overhead=sum(b for _, b in counted) / sum(a for a, _ in counted) if counted else None,
             net_win_rates={name: NetWinRate.of(values) for name, values in judged.items() if values},
         )
 
     @property
     def health(self) -> dict[str, float]:
-        """How reliable the judge is over all comparisons; see :func:`judge_health`."""
-        compared = [one for results in self.by_model.values() for one in results]
-        return judge_health([comparison for one in compared for comparison in one.comparisons.values()])
+        """How many judgements there are and how many of no use, and the judge's ``position_bias``.
+
+        That is how much more often it prefers the first answer than the second, from -1 to 1.
+        """
+        results = chain.from_iterable(self.by_model.values())
+        compared = chain.from_iterable(one.comparisons.values() for one in results)
+        outcomes = Counter(outcome for two in compared for outcome in (two.ours_first, two.ours_second))
+        counts = {"num_unreadable": outcomes["unreadable"], "num_failed": outcomes["failed"]}
+        bias = (outcomes["first"] - outcomes["second"]) / max(1, outcomes.total() - sum(counts.values()))
+        return {"position_bias": bias, "num_judgements": outcomes.total(), **counts}
 
     def summary(self) -> dict[str, Any]:
         """All results as JSON values, rounded."""
@@ -178,18 +170,15 @@ class Evaluation:
                 by_category = {name: self.figures(model, mode, name) for name in self.categories(model)}
                 models[model][mode] = {**vars(self.figures(model, mode)), "by_category": by_category}
         summary = {"models": models, "judge": self.judge, "judge_health": self.health}
-        rounded: dict[str, Any] = json.loads(
-            json.dumps(summary, default=vars), parse_float=lambda number: round(float(number), 4)
-        )
+        written = json.dumps(summary, default=vars)
+        rounded: dict[str, Any] = json.loads(written, parse_float=lambda number: round(float(number), 4))
         return rounded
 
 
 def write(evaluation: Evaluation, folder: Path) -> Path:
     """Writes ``report.md``, ``questions.csv`` and ``summary.json`` (one line); returns the first's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"model": model, **_row(one)} for model, results in evaluation.by_model.items() for one in results
-    ]
+    rows = [_row(model, one) for model, results in evaluation.by_model.items() for one in results]
     with (folder / "questions.csv").open("w", encoding="utf-8", newline="") as file:
         columns = dict.fromkeys(column for row in rows for column in row)
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -206,8 +195,9 @@ def markdown(evaluation: Evaluation) -> str:
     return render("report.md", evaluation=evaluation, names=NAMES, criteria=CRITERIA) + "\n"
 
 
-def _row(result: QuestionResult) -> dict[str, Any]:
+def _row(model: str, result: QuestionResult) -> dict[str, Any]:
     row: dict[str, Any] = {
+        "model": model,
         "question": result.question.name,
         "category": result.question.category,
         "text": result.question.text,
@@ -216,7 +206,7 @@ def _row(result: QuestionResult) -> dict[str, Any]:
         "failed": result.failure,
     }
     for mode, answer in result.answers.items():
-        row |= {f"{mode}_seconds": round(answer.seconds, 4), f"{mode}_words": answer.num_words}
+        row |= {f"{mode}_seconds": round(answer.seconds, 4), f"{mode}_words": num_words(answer.text)}
         row |= {f"{mode}_points": answer.num_points, f"{mode}_input_tokens": answer.input_tokens}
     for name, comparison in result.comparisons.items():
         row |= {f"{name}_sot_first": comparison.ours_first, f"{name}_sot_second": comparison.ours_second}
@@ -231,7 +221,6 @@ async def evaluate(
     router: Runnable[LanguageModelInput, Route] | None = None,
     judge: Judge | None = None,
     criteria: Sequence[str] = CRITERIA,
-    before_each: Callable[[], None] = lambda: None,
     watch: Callable[[Sequence[Question], str], Iterable[Question]] = lambda questions, label: questions,
 ) -> Evaluation:
     """Collects the answers and has them judged.
@@ -243,7 +232,6 @@ async def evaluate(
         router: Decides for SoT-R; without one, SoT-R is omitted.
         judge: Compares SoT with plain; without one only speed is measured.
         criteria: The criteria it judges by.
-        before_each: Called before each answer, to clear the model's cache of the last one.
         watch: Wraps the questions to each model, given its label, to show progress.
     """
     by_model: dict[str, list[QuestionResult]] = {}
@@ -255,8 +243,8 @@ async def evaluate(
         by_model[label] = []
         for question in watch(questions, label):
             answers: dict[Mode, TimedAnswer] = {}
-            for mode, chain in chains:
-                answer = partial(_answer, chain, question.text, before_each)
+            for mode, model_in_mode in chains:
+                answer = partial(_answer, model_in_mode, question.text)
                 asked = {"kind": "timed answer", "model": label, "mode": mode, "question": question.text}
                 try:
                     answers[mode] = TimedAnswer(**await store.get_or_make(answer, **asked))
@@ -274,8 +262,7 @@ async def evaluate(
     return Evaluation(by_model, judge.label if judge else None)
 
 
-async def _answer(chain: SkeletonOfThought, question: str, before_each: Callable[[], None]) -> dict[str, Any]:
-    before_each()
+async def _answer(chain: SkeletonOfThought, question: str) -> dict[str, Any]:
     message = await chain.ainvoke(question)
     trace: SotTrace = message.response_metadata["sot"]
     if not message.text.strip():

@@ -5,7 +5,7 @@ Knows finished messages and their traces. Does not know HTML.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -57,9 +57,14 @@ class Lane:
     @cached_property
     def parts(self) -> list[Part]:
         """The text of an answer in one piece, by source."""
-        if self.message is None:
-            return []
-        return _parts(str(self.message.text), self.message.response_metadata.get("citations") or [])
+        text = str(self.message.text) if self.message else ""
+        citations = self.message.response_metadata.get("citations") or [] if self.message else []
+        owner: list[str | None] = [None] * len(text)
+        for citation in sorted(citations, key=lambda one: one["end"] - one["start"]):
+            cited = slice(citation["start"], min(citation["end"], len(text)))
+            owner[cited] = [_find_source(citation)] * len(owner[cited])
+        by_source = groupby(zip(owner, text, strict=True), key=itemgetter(0))
+        return [Part("".join(letter for _, letter in letters), source) for source, letters in by_source]
 
     @property
     def sources(self) -> list[str]:
@@ -94,15 +99,6 @@ def make_lane(
     note = trace["route_reason"] if name != "plain" else ""  # plain decoding was chosen by the user
     times = trace["seconds"], trace["first_text_seconds"]
     return Lane(name, title, note, message, *times, trace["cost"]["price"])
-
-
-def _parts(text: str, citations: Sequence[Mapping[str, Any]]) -> list[Part]:
-    owner: list[str | None] = [None] * len(text)
-    for citation in sorted(citations, key=lambda one: one["end"] - one["start"]):
-        cited = slice(citation["start"], min(citation["end"], len(text)))
-        owner[cited] = [_find_source(citation)] * len(owner[cited])
-    by_source = groupby(zip(owner, text, strict=True), key=itemgetter(0))
-    return [Part("".join(letter for _, letter in letters), source) for source, letters in by_source]
 
 
 def _find_source(citation: Mapping[str, Any]) -> str:

