@@ -1,6 +1,6 @@
 # Every target makes the environment it needs in .venv, pinned by constraints.txt.
 .DEFAULT_GOAL := help
-.PHONY: help docs demo serve test test-all test-servers test-vllm test-ray fuzz check peers peers-vllm bench jacobi clean rag
+.PHONY: help docs notebooks demo serve test test-all test-servers test-vllm test-ray fuzz check peers peers-vllm bench jacobi clean rag
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -59,6 +59,9 @@ test: .venv/dev .node/installed ## Run the tests
 
 test-all: .venv/dev .node/installed ## Run the tests, slow ones too
 	$(PYTEST) -m "slow or not slow"
+
+notebooks: .venv/dev ## Run the notebooks and store them with what they show (NOTEBOOK=name for one)
+	WRITE_NOTEBOOKS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/test_documents.py -k "notebook_runs and $(or $(NOTEBOOK),notebook)"
 
 fuzz: .venv/dev ## Send odd requests to the server and odd replies to the providers (FUZZ_SECONDS=600)
 	FUZZ_SECONDS=$(or $(FUZZ_SECONDS),600) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz.py
