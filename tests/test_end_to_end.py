@@ -145,9 +145,11 @@ def test_the_demo_is_readable_in_a_pipe(chat: ChatLocal, capsys: pytest.CaptureF
 
 
 def test_the_command_asks_the_default_model_unless_told_otherwise(
-    chat: ChatLocal, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    chat: ChatLocal, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
+    file = tmp_path / "model.gguf"
+    file.touch()  # that it is there is looked at first
 
     def load(cls: type[ChatLocal], path_or_name: object, **options: object) -> ChatLocal:
         asked.append(path_or_name)
@@ -155,9 +157,9 @@ def test_the_command_asks_the_default_model_unless_told_otherwise(
 
     monkeypatch.setattr(ChatLocal, "from_pretrained", classmethod(load))
     monkeypatch.setattr(ChatLocal, "close", lambda self: None)
-    for arguments in ([], ["--model", "local:some/model.gguf"]):
+    for arguments in ([], ["--model", f"local:{file}"]):
         assert command.main(["ask", QUESTION["question"], "--no-plain", *arguments]) == 0
-    assert asked == [None, "some/model.gguf"]
+    assert asked == [None, str(file)]
     assert "critical path" in capsys.readouterr().out
 
 
