@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from benchmarks.jacobi_tasks.base import Case, Task, draw_cases, word_list
 from benchmarks.jacobi_tasks.text_to_sql import schemas
@@ -252,61 +252,62 @@ def _same_rows(request: Request, text: str) -> float:
             return 0.0
 
 
+class Draw(Protocol):
+    """Where the requests of a use come from."""
+
+    def __call__(self, split: Split, *, seed: int = 0) -> Iterator[Request]:
+        """An endless stream of distinct requests, the same for the same seed."""
+
+
 @dataclass(frozen=True)
 class Use:
     """A kind of request, and how an answer is scored from 0 to 1."""
 
     name: str
-    make: Callable[[random.Random, Split], tuple[str, str]]
+    draw: Draw
     score: Callable[[Request, str], float]
     max_tokens: int
-
-    def draw(self, split: Split, *, seed: int = 0) -> Iterator[Request]:
-        """An endless stream of distinct requests, the same for the same seed."""
-        rng = random.Random(f"{self.name}:{split}:{seed}")
-        example, reply = self.make(random.Random(f"{self.name}:example"), "train")
-        turns = ({"role": "user", "content": example}, {"role": "assistant", "content": reply})
-        seen: set[str] = set()
-        while True:
-            question, answer = self.make(rng, split)
-            if question not in seen:
-                seen.add(question)
-                yield Request((*turns, {"role": "user", "content": question}), answer, question)
 
     def some(self, split: Split, count: int, *, seed: int = 0) -> list[Request]:
         """The first requests of the stream."""
         return list(islice(self.draw(split, seed=seed), count))
 
 
-@dataclass(frozen=True)
-class TaskUse(Use):
-    """What a small model was trained for from nothing, so that it is asked without a demonstration."""
+def _chats(name: str, make: Callable[[random.Random, Split], tuple[str, str]]) -> Draw:
+    """Chats with one demonstration, of what ``make`` draws: a question and its answer."""
 
-    task: Task
+    def draw(split: Split, *, seed: int = 0) -> Iterator[Request]:
+        rng = random.Random(f"{name}:{split}:{seed}")
+        example, reply = make(random.Random(f"{name}:example"), "train")
+        turns = ({"role": "user", "content": example}, {"role": "assistant", "content": reply})
+        seen: set[str] = set()
+        while True:
+            question, answer = make(rng, split)
+            if question not in seen:
+                seen.add(question)
+                yield Request((*turns, {"role": "user", "content": question}), answer, question)
 
-    def draw(self, split: Split, *, seed: int = 0) -> Iterator[Request]:
-        """An endless stream of distinct requests, the same for the same seed."""
-        for case in draw_cases(self.task, "train" if split == "train" else "test", seed=seed):
-            yield Request((), case.answer, case.prompt, case.facts)
+    return draw
 
 
 def use_of(task: Task) -> Use:
-    """A task as a use."""
+    """A task as a use: a small model was trained for it alone, and is asked without a demonstration."""
 
-    def make(rng: random.Random, split: Split) -> tuple[str, str]:
-        raise NotImplementedError("a task draws its cases itself")
+    def draw(split: Split, *, seed: int = 0) -> Iterator[Request]:
+        for case in draw_cases(task, "train" if split == "train" else "test", seed=seed):
+            yield Request((), case.answer, case.prompt, case.facts)
 
     def score(request: Request, text: str) -> float:
         return float(task.score([Case(request.source, request.answer, request.facts)], [text])[0])
 
-    return TaskUse(task.name, make, score, _TASK_TOKENS, task)
+    return Use(task.name, draw, score, _TASK_TOKENS)
 
 
 USES = {
     use.name: use
     for use in (
-        Use("json", _json_case, _same_json, 96),
-        Use("quotes", _quote_case, _same_sentence, 48),
-        Use("sql", _sql_case, _same_rows, 48),
+        Use("json", _chats("json", _json_case), _same_json, 96),
+        Use("quotes", _chats("quotes", _quote_case), _same_sentence, 48),
+        Use("sql", _chats("sql", _sql_case), _same_rows, 48),
     )
 }

@@ -84,6 +84,7 @@ class SkeletonChatModel(ChainChatModel):
         provider = self.chain.provider
         if isinstance(provider, LangChainProvider) and provider.takes_stop:
             return provider.runnable
+        # As LangChain's own models that take no tools; a function has no `bind_tools`.
         raise NotImplementedError(f"tools and structured output need a chat model, got {provider.model_name}")
 
     def bind_tools(
@@ -164,5 +165,4 @@ class SkeletonChatModel(ChainChatModel):
                 yield event
 
     def _stream_chat_model_events(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        work: Any = partial(self._astream_chat_model_events, *args, **kwargs)
-        yield from iterate(work)
+        yield from iterate(cast("Any", partial(self._astream_chat_model_events, *args, **kwargs)))
