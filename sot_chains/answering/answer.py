@@ -69,7 +69,7 @@ class Answer:
 
             async def write_outline() -> None:
                 # Stage 1: an outline. Points come when it is whole or, if eager, when the next begins.
-                if fault := await self._outline(write_points):
+                if fault := await self._outline(plain, write_points):
                     await write_plainly(fault, plain)
                 if self._conclusion and not self._record.is_plain:  # it builds on all points
                     tasks.start(self._writer.write(self._begin_conclusion(), self._request_for))
@@ -84,10 +84,10 @@ class Answer:
                 if reason_for_plain := await self._reason_for_plain():
                     await write_plainly(reason_for_plain, plain)
                 else:
-                    tasks.start(write_outline())
                     if self._messages.begins_plainly and not (self._given or self._caller.is_limited):
                         # It is the answer if it is whole before any point, or the outline is of no use.
                         tasks.start(self._writer.race(plain, self._request_for), is_needed=False)
+                    tasks.start(write_outline())
                     await tasks.join()
             except PlainInsteadError as instead:
                 await write_plainly(*instead.args)
@@ -151,8 +151,7 @@ class Answer:
             return "plain answers are asked for"
         if isinstance(router, Runnable):
             config = RunnableConfig(**{**self._call_options.config, "run_name": "route"})
-            route = self._call_options.route
-            route = route or await router.ainvoke(list(self.conversation.messages), config)
+            route = self._call_options.route or await router.ainvoke(list(self.conversation.messages), config)
             reason = f"{route.router} router: {route.reason}"
             if not route.use_sot:
                 return reason
@@ -160,18 +159,21 @@ class Answer:
             if route.is_graph:
                 self._record.is_graph = self._messages.marks_needs = True
                 self._conclusion = True
-        return self._messages.find_load()
+        return None
 
-    async def _outline(self, write_points: Callable[[Sequence[Point]], None]) -> str | None:
+    async def _outline(self, plain: Part, write_points: Callable[[Sequence[Point]], None]) -> str | None:
         """Writes the outline and hands on its points; if it is of no use none, but why."""
         if self._given:
             write_points(self._given)
             return None
         record, messages, profile = self._record, self._messages, self._options.profile
+        if plain.call:
+            await plain.begun.wait()  # by then it is known what else is asked at this moment
+        if load := messages.find_load():
+            return load
         call = record.skeleton_call = Call("skeleton", "skeleton")
         record.calls.append(call)
         reader = OutlineReader(messages.max_points, profile.heading_words, profile.most_alike)
-        load: str | None = None  # of answers begun meanwhile
 
         def take(piece: str | None) -> bool:
             nonlocal load

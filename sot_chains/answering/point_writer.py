@@ -78,7 +78,7 @@ class PointWriter:
         if part.status is not None or (part.needs and not await self._has_what_it_needs(part)):
             return
         asked, name = request_for(part), f"point_{part.point.number}" if part.point else part.kind
-        call = part.call = Call(name, "plain" if part.kind == "plain" else "points")
+        call = part.call = Call(name, "plain" if part.kind == "plain" else "points", begun=part.begun)
         self._record.calls.append(call)
         text = Pipeline(partial(self._filters, part, asked.conversation.question))
         try:

@@ -50,19 +50,18 @@ class Part:
     needs: Sequence[Part] = ()  # what is written before it, since it builds on it
     has_failed: bool = False  # whether its call ended with an error
     is_compared: bool = False  # whether it ends without what the points before it say
-    _ended: asyncio.Event | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # by the model, or ended
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, status: Status, reason: str | None = None) -> None:
         """Ends it with the text it has."""
         self.status, self.reason = status, reason
-        if self._ended:
-            self._ended.set()
+        self.begun.set()
+        self._ended.set()
 
     async def wait(self) -> None:
         """Waits until it has ended."""
-        if self.status is None:
-            self._ended = self._ended or asyncio.Event()
-            await self._ended.wait()
+        await self._ended.wait()
 
     @property
     def seconds(self) -> float:
@@ -236,18 +235,15 @@ class AnswerRecord:
         """What a plain answer of this length would take: the shortest prompt of a call, and all text."""
         counts = [count_tokens(call.usage) for call in self.calls if call.usage]
         num_in = min((one["input_tokens"] for one in counts), default=0)
-        calls = [part.call for part in self.parts if part.call]
-        num_out = sum(count_tokens(call.usage)["output_tokens"] for call in calls)
+        num_out = sum(count_tokens(part.call.usage)["output_tokens"] for part in self.parts if part.call)
         return {**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out}
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""
         if not any(map(attrgetter("needs"), self.parts)):
             return max(map(attrgetter("seconds"), self.parts), default=0.0)
-        by_id = {id(part): part for part in self.parts}
-        needs = {id(part): [id(needed) for needed in part.needs] for part in self.parts}
-        ends: dict[int, float] = {}
-        for number in TopologicalSorter(needs).static_order():  # no recursion: a graph may be long
-            begin = max([ends[needed] for needed in needs[number]], default=0.0)
-            ends[number] = begin + by_id[number].seconds
+        ends: dict[Part, float] = {}
+        # No recursion: a graph may be long.
+        for part in TopologicalSorter({part: part.needs for part in self.parts}).static_order():
+            ends[part] = part.seconds + max([ends[needed] for needed in part.needs], default=0.0)
         return max(ends.values())

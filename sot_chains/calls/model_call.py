@@ -282,11 +282,9 @@ class Caller:
 
     def _pause_seconds(self, error: Exception, num_attempts: int, request: Request) -> float | None:
         deadline, failure = self._call_options.deadline_seconds, as_provider_error(error)
-        if not failure.is_retryable:
+        if not failure.is_retryable or num_attempts >= self._options.retries.max_attempts:
             return None
         pause = self._options.retries.pause_seconds(num_attempts, failure)
-        if num_attempts >= self._options.retries.max_attempts:
-            return None
         # A server that says "later" has not failed: that is waited out under every policy.
         if self._options.policy(request.point, error) != "retry" and not failure.was_refused:
             return None

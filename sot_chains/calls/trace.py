@@ -6,6 +6,7 @@ begun. No key is called ``index``: LangChain merges dicts of streamed messages t
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -113,6 +114,7 @@ class Call:
     reasoning: str = ""  # of this attempt, in the text or reported beside it
     has_our_bound: bool = False  # whether the profile, and not the user, bounds its tokens
     is_read: bool = False  # whether somebody has seen its text, so that it cannot be discarded
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # set once something has come
 
     def begin(self, now_seconds: float) -> None:
         """Records that an attempt begins now, and its request is sent."""
@@ -123,6 +125,7 @@ class Call:
 
     def note(self, delta: Delta, now_seconds: float) -> None:
         """Records what ``delta`` says."""
+        self.begun.set()
         if delta.text:
             if self.first_text_seconds is None:
                 self.first_text_seconds = now_seconds

@@ -167,6 +167,21 @@ async def test_an_outline_ends_when_points_no_longer_pay() -> None:
     assert len(trace["skeleton_reply"]) < len(OUTLINE) / 2
 
 
+async def test_no_outline_is_begun_before_it_is_known_what_else_is_asked() -> None:
+    """Requests of a server come one by one: what comes while the first forward runs counts, too."""
+
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        if str(messages[-1].text) == QUESTION:
+            model.gain = 0.5  # others have begun meanwhile
+            return "Go to bed early, and leave the telephone in another room."
+        return OUTLINE.removeprefix("1.")
+
+    model = LocalChatModel(answer=answer)
+    trace = (await SkeletonOfThought(model, router=Always(True)).ainvoke(QUESTION)).response_metadata["sot"]
+    assert (trace["route"], trace["num_calls"], trace["skeleton_call"]) == ("plain", 1, None)
+    assert "take longer" in trace["route_reason"]
+
+
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
     text = "Go to bed.\n\n2. Dark room: Close the curtains.\n3. Less coffee: Drink none."
     trace = await both(sot_of(FakeProvider(answer=answers(text))))
