@@ -33,8 +33,10 @@ def load_local(path: str | None, **options: Any) -> ChatLocal:
         ImportError: The extra ``local`` is not installed.
         OSError: There is no such model.
     """
-    from local_backend import ChatLocal
-
+    try:
+        from local_backend import ChatLocal
+    except ImportError as error:
+        raise ImportError(f"{error}; a hosted model is named openai:NAME or anthropic:NAME") from error
     return ChatLocal.from_pretrained(path, **options)
 
 

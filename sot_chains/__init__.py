@@ -1,7 +1,7 @@
 """Skeleton-of-Thought: outline an answer, then write all of its points at once (arXiv 2307.15337).
 
 sot = SkeletonOfThought(model)  # any LangChain chat model, or "openai:MODEL"
-message = await sot.ainvoke("How do I get more done in a day?")
+message = await sot.ainvoke("How can I get more done in a day?")
 """
 
 from importlib import import_module

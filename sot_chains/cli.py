@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -38,6 +39,7 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # of any encoding: an answer was paid for, so it is written
             stream.reconfigure(errors="replace")
+    warnings.formatwarning = lambda message, *_, **__: f"sot: {message}\n"  # without a line of the source
     from sot_chains.providers import ProviderError
 
     extras = Extras(partial(extras.load_local, device=options.device), extras.make_copying)
@@ -88,8 +90,7 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
     width = None if is_terminal else 100
     hidden = StringIO() if options.json or options.quiet else None
     console = Console(file=hidden, force_terminal=is_terminal and not hidden, width=width, highlight=False)
-    prices = Price(*options.price) if options.price else None
-    sot = SkeletonOfThought(model, profile=options.profile, prices=prices)
+    sot = SkeletonOfThought(model, profile=options.profile, prices=options.price and Price(*options.price))
     plain = options.plain and not options.quiet
     answers = asyncio.run(compare(sot, options.question, console=console, plain=plain))
     if options.json:
@@ -118,9 +119,8 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
     routers = {"none": None, "rules": RulesRouter(), "shipped": auto_router()}
     judge = None
     if options.judge:
-        given = options.judge_base_url, options.judge_api_key_env
         judge = Judge(
-            load_model(options.judge, extras, opened, *given),
+            load_model(options.judge, extras, opened, options.judge_base_url, options.judge_api_key_env),
             store=store,
             label=options.judge,
             timeout_seconds=options.judge_timeout,

@@ -17,11 +17,13 @@ from nbclient.output_widget import OutputWidget
 
 from local_backend import ChatLocal
 from sot_chains import SkeletonOfThought
+from sot_chains.router.trained import WORDS_HEAD, Features, Head, TrainedRouter
 from tests.sot_chains.server import chat_server
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 DOCS = ROOT / "docs"
+STATIC = ROOT / "sot_chains" / "serving" / "static"
 PAGES = sorted(DOCS.rglob("*.md"))
 # The page on architecture quotes the source, with which ``test_arrows.py`` compares it.
 RUNNING_PAGES = [
@@ -73,6 +75,21 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, capsys: pytest.C
         if isinstance(name, ChatLocal):
             name.close()
     assert capsys.readouterr().out.strip()
+
+
+def test_the_questions_of_the_first_minute_are_answered_by_points() -> None:
+    """Also by words alone: ``pip install ".[openai]"`` brings no sentence encoder."""
+    pages = [README, *(page.read_text("utf-8") for page in (DOCS / "tutorials").glob("*.md"))]
+    pages.append((ROOT / "sot_chains" / "commands.toml").read_text("utf-8"))
+    asked = re.findall(r'(?:sot ask |(?:sot|SkeletonOfThought\(\w+\))\.\w+\()"(.+?)"', "\n".join(pages))
+    examples = re.search(r"EXAMPLES = \[(.*?)\]", (STATIC / "race.js").read_text("utf-8"), re.DOTALL)
+    assert examples
+    asked += re.findall(r'"(.+?)"', examples[1])
+    words, router = Head.load(WORDS_HEAD), TrainedRouter()
+    assert len(set(asked)) >= 5
+    for question in set(asked):
+        assert words.probability(Features.of(question, None)) >= words.threshold, question
+        assert router.decide(question).use_sot, question
 
 
 def _links(text: str) -> list[str]:

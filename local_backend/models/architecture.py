@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 _ATTENTION_IMPLEMENTATIONS = {"eager", "sdpa"}
-_ARGUMENTS = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+_ARGUMENTS = ("input_ids", "attention_mask", "position_ids")
 _NO_LIMIT = 2**31
 
 
@@ -63,6 +63,11 @@ class Architecture:
         )
 
 
+def cache_argument(module: torch.nn.Module) -> str:
+    """What a forward calls its cache: ``cache`` from transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(type(module).forward).parameters else "past_key_values"
+
+
 def _check(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Raise a ``ValueError`` for models that rows and drafts cannot share a forward of."""
     name = type(model).__name__
@@ -84,7 +89,7 @@ def _check(model: PreTrainedModel, config: PretrainedConfig) -> None:
             "Call model.generate, or use a model with such attention in every layer"
         )
     parameters = inspect.signature(model.forward).parameters
-    missing = [argument for argument in _ARGUMENTS if argument not in parameters]
+    missing = [name for name in (*_ARGUMENTS, cache_argument(model)) if name not in parameters]
     if missing and "input_ids" in parameters:  # a wrapper that forwards all its arguments names none of them
         raise ValueError(
             f"{name} does not take {' and '.join(missing)}, so it cannot be given the positions of "
@@ -127,16 +132,13 @@ def _max_positions(model: PreTrainedModel, config: PretrainedConfig) -> int:
 def _ropes(config: PretrainedConfig) -> Iterator[Mapping[str, Any]]:
     """The rope parameters: one set, or one for each kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in parameters:
-        yield parameters
-    else:
-        yield from (each for each in parameters.values() if isinstance(each, Mapping))
+    ropes = [parameters] if "rope_type" in parameters else parameters.values()
+    yield from (rope for rope in ropes if isinstance(rope, Mapping))
 
 
 def _windows(config: PretrainedConfig) -> dict[str, int | None]:
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
+    is_used = getattr(config, "use_sliding_window", True) is not False
+    window = getattr(config, "sliding_window", None) if is_used else None
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # all layers alike
         kinds = ["full_attention" if window is None else "sliding_attention"]
@@ -146,9 +148,8 @@ def _windows(config: PretrainedConfig) -> dict[str, int | None]:
 def _mask_dtype(model: PreTrainedModel, config: PretrainedConfig) -> torch.dtype:
     """Additive if all layers compute in one dtype, which saves a conversion in each layer."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    if len(dtypes) > 1 and getattr(config, "_attn_implementation", None) == "sdpa":
-        return torch.bool
-    return model.dtype
+    is_sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
+    return torch.bool if is_sdpa and len(dtypes) > 1 else model.dtype
 
 
 def _input_device(model: PreTrainedModel) -> torch.device:
@@ -160,7 +161,6 @@ def _input_device(model: PreTrainedModel) -> torch.device:
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "meta":
         raise ValueError(
-            f"{type(model).__name__} has no weights yet (they are on the meta device): load it with "
-            "from_pretrained"
+            f"{type(model).__name__} has no weights yet (meta device): load it with from_pretrained"
         )
     return device

@@ -21,7 +21,7 @@ from local_backend.drafting.draft import EMPTY_DRAFT, Draft
 from local_backend.kernels.graphs import AS_THEY_ARE, COLUMN_STEP, Execution, ForwardInputs, GraphedForwards
 from local_backend.kernels.llama_forward import LlamaForward
 from local_backend.kernels.prepacked import prepacked_products
-from local_backend.models.architecture import Architecture
+from local_backend.models.architecture import Architecture, cache_argument
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -153,8 +153,8 @@ class ModelRunner:
             input_ids=input_ids,
             position_ids=positions,
             attention_mask=masks,
-            past_key_values=self._cache,
             use_cache=True,
+            **{cache_argument(module): self._cache},
             **options,
         )
 

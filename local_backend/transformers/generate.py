@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 Texts = Sequence[str] | References | None
 
 # What `generate` prepares for its own loop and the engine replaces.
-_SUPERSEDED = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+_CACHES = frozenset({"cache", "past_key_values"})  # the first from transformers 5.24 on
+_SUPERSEDED = _CACHES | {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # These hold a state for each row of the batch, which the engine would have to split.
 _ONE_ROW_ONLY = {
@@ -164,9 +165,8 @@ def _refuse_unsupported(
     given = {name for name, value in model_kwargs.items() if value is not None and value is not False}
     if others := given - _SUPERSEDED:
         raise ValueError(f"parallel decoding continues token ids only, but was given {sorted(others)}")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise ValueError("past_key_values are not supported: parallel decoding keeps its own cache")
+    if any(cache and cache.get_seq_length() for cache in map(model_kwargs.get, _CACHES)):
+        raise ValueError("a cache is not supported: parallel decoding keeps its own")
 
 
 def _num_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:

@@ -23,7 +23,7 @@ from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
 from sot_chains.prompts.conversation import Conversation
-from sot_chains.router.encoder import WEIGHTS, WIDTH, Encoder
+from sot_chains.router.encoder import INSTALL, WEIGHTS, WIDTH, Encoder
 from sot_chains.router.route import Route, Router
 
 NUM_BUCKETS = 2**16
@@ -150,7 +150,7 @@ def _load_once() -> tuple[Encoder | None, Head]:
     try:
         return Encoder(), Head.load(SHIPPED_HEAD)
     except (OSError, ImportError) as error:
-        how = "" if isinstance(error, OSError) else "; pip install '.[router]' in a checkout"
+        how = "" if isinstance(error, OSError) else f"; pip install '.[router]' in a checkout, and {INSTALL}"
         warnings.warn(f"the router reads words alone and decides less well: {error}{how}", stacklevel=2)
         return None, Head.load(WORDS_HEAD)
 

@@ -3,7 +3,7 @@ const $ = (id) => document.getElementById(id);
 const EXAMPLES = [
   "How can I manage my money better and save more?",
   "What should I look for in a good bicycle?",
-  "How do I sleep well?",
+  "How can I sleep better?",
   "What makes a town good to live in?",
 ];
 let about = null;

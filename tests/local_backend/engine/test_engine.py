@@ -177,15 +177,31 @@ class AllLogits(LlamaForCausalLM):
         return super().forward(input_ids, attention_mask, position_ids, past_key_values, use_cache=use_cache)
 
 
+class CacheByItsLaterName(AllLogits):
+    """As models are from transformers 5.24 on."""
+
+    def forward(  # type: ignore[override]  # that is the point
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: Any = None,
+        position_ids: torch.Tensor | None = None,
+        cache: Any = None,
+        use_cache: bool | None = None,
+    ) -> Any:
+        return super().forward(input_ids, attention_mask, position_ids, cache, use_cache)
+
+
+@pytest.mark.parametrize("kind", [AllLogits, CacheByItsLaterName])
 @pytest.mark.parametrize(("lengths", "num_prefill_forwards"), [((60,), 1), ((4, 9, 16), 0)])
 def test_scores_of_a_long_prompt_are_not_computed_where_they_cannot_be_left_out(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
+    kind: type[AllLogits],
     lengths: Sequence[int],
     num_prefill_forwards: int,
 ) -> None:
     prompts = [[9, *range(20, 19 + length)] for length in lengths]
-    all_logits = AllLogits(model.config).eval()
+    all_logits = kind(model.config).eval()
     all_logits.load_state_dict(model.state_dict())
     with Engine(all_logits, tokenizer) as engine:
         completions = engine.generate(prompts, SamplingParams(max_tokens=5))
