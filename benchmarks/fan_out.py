@@ -68,7 +68,7 @@ class PacedProvider(VendorProvider):
     vendor = "paced"
 
     def __init__(self, seconds: float) -> None:
-        super().__init__("paced", base_url="paced", api_key=None, prefill=False)
+        super().__init__("paced", base_url="http://paced", api_key=None, prefill=False)
         self._seconds = seconds
 
     @property

@@ -48,7 +48,7 @@ class Metered(VendorProvider):
     vendor = "metered"
 
     def __init__(self, seconds: float) -> None:
-        super().__init__("metered", base_url="metered", api_key=None, prefill=False)
+        super().__init__("metered", base_url="http://metered", api_key=None, prefill=False)
         self._seconds = seconds
         self.starts: list[tuple[float, int]] = []
 

@@ -1,43 +1,35 @@
 """The console command ``sot``: :mod:`sot_chains.cli` with local models and copying from the other packages.
 
-The other packages are imported where they are used: ``sot --help`` is fast, and ``--model openai:NAME`` works
-without torch.
+What takes long to import is imported where it is used: ``sot --help`` is fast, hosted models need no torch.
 """
 
-from __future__ import annotations
-
+import os
+import platform
+import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import local_backend
 from sot_chains.cli import run
 from sot_chains.serving import Copying, Extras
-
-if TYPE_CHECKING:
-    from local_backend import ChatLocal
-
-_NUM_PASSAGES = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; see :func:`sot_chains.cli.run`."""
-    return run(arguments, Extras(load_local, make_copying))
+    return run(arguments, Extras(load_local, make_copying, examine_machine))
 
 
-def load_local(path: str | None, **options: Any) -> ChatLocal:
-    """Loads a model that runs on this machine: a folder, a GGUF file, a name on the hub or the default model.
-
-    Raises:
-        ImportError: The extra ``local`` is not installed.
-        OSError: There is no such model.
-    """
+def load_local(path: str | None, **options: Any) -> Any:
+    """Loads a model that runs on this machine; see ``ChatLocal.from_pretrained``."""
     try:
-        from local_backend import ChatLocal
+        model = local_backend.ChatLocal
     except ImportError as error:
         raise ImportError(f"{error}; a hosted model is named openai:NAME or anthropic:NAME") from error
-    return ChatLocal.from_pretrained(path, **options)
+    return model.from_pretrained(path, **options)
 
 
 def make_copying(model: Any, docs: Path | None) -> Copying:
@@ -47,31 +39,40 @@ def make_copying(model: Any, docs: Path | None) -> Copying:
         NotADirectoryError: ``docs`` is not a folder.
         ImportError: The extra ``rag`` is not installed, which ``docs`` needs.
     """
-    from retrieval_copy import cite
+    from retrieval_copy import FolderIndex, HybridRetriever, RetrievalCopyChain, SentenceEmbeddings, cite
 
     from_folder = None
     if docs is not None:
-        if not docs.is_dir():
-            raise NotADirectoryError(f"--docs: {docs} is not a folder")
         from langchain_core.vectorstores import InMemoryVectorStore
-
-        from retrieval_copy import FolderIndex, HybridRetriever, RetrievalCopyChain, SentenceEmbeddings
 
         store = InMemoryVectorStore(SentenceEmbeddings())
         index = FolderIndex(docs, store=store)
         index.update()
-        retriever = HybridRetriever(documents=index.documents, store=store, k=_NUM_PASSAGES)
+        retriever = HybridRetriever(documents=index.documents, store=store, k=4)
         from_folder = partial(RetrievalCopyChain, retriever, on_unsupported="refuse")
-    return Copying(cite, from_folder, _references_for(model))
+    # Models that run here have imported torch, for which others need not wait.
+    is_local = "torch" in sys.modules and isinstance(model, local_backend.ChatLocal)
+    return Copying(cite, from_folder, local_backend.References if is_local else None)
 
 
-def _references_for(model: Any) -> Any:
-    """What makes references for ``model``; ``None`` if it does not run here."""
-    if "local_backend" not in sys.modules:  # whose import takes seconds: its models have imported it
-        return None
-    from local_backend import ChatLocal, References
+def examine_machine(known: Mapping[str, Any], loads_torch: bool) -> dict[str, Any]:
+    """What local models run on. ``known`` are the flags that count, and the programs that are asked."""
+    info = Path("/proc/cpuinfo")  # on Linux alone; elsewhere torch knows
+    words = info.read_text().split() if info.exists() else []
+    return {
+        "system": f"{platform.system()}, {platform.machine()}, {os.cpu_count()} cores",
+        "flags": [flag for flag in known["flags"] if flag in words],
+        "gpus": _output(*known["gpu"]),
+        "torch": _output(sys.executable, "-c", known["torch"]) if loads_torch else [],
+    }
 
-    return References if isinstance(model, ChatLocal) else None
+
+def _output(*command: str) -> list[str]:
+    """The lines that a program prints, be they an error; none if there is no such program."""
+    if shutil.which(command[0]) is None:
+        return []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return (done.stdout or done.stderr).splitlines()
 
 
 if __name__ == "__main__":

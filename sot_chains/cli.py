@@ -1,4 +1,4 @@
-"""The commands of ``sot``: ``ask``, ``eval`` and ``serve``."""
+"""The commands of ``sot``: ``ask``, ``eval``, ``serve`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ import tomllib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from importlib.resources import files
+from importlib.util import find_spec
 from io import StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
-from sot_chains.serving.loading import LOCAL, Extras, find_vendor, load_model
+from sot_chains import __version__
+from sot_chains.serving.loading import LOCAL, Extras, find_model, find_vendor
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
 
@@ -32,6 +36,7 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
     _add_command(commands, "ask", _ask)
     _add_command(commands, "eval", lambda *given: asyncio.run(_evaluate(*given)))
     _add_command(commands, "serve", _serve)
+    _add_command(commands, "doctor", _doctor)
     options = parser.parse_args(arguments)
     if "run" not in options:
         parser.print_help()
@@ -40,16 +45,14 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
         if isinstance(stream, TextIOWrapper):  # of any encoding: an answer was paid for, so it is written
             stream.reconfigure(errors="replace")
     warnings.formatwarning = lambda message, *_, **__: f"sot: {message}\n"  # without a line of the source
-    from sot_chains.providers import ProviderError
-
-    extras = Extras(partial(extras.load_local, device=options.device), extras.make_copying)
+    extras = replace(extras, load_local=partial(extras.load_local, device=vars(options).get("device")))
     with ExitStack() as opened:
         try:
             return int(options.run(options, extras, opened))
         except (ValueError, TypeError) as error:
             command: argparse.ArgumentParser = options.parser
             command.error(str(error))
-        except (OSError, ImportError, RuntimeError, ProviderError) as error:
+        except (OSError, ImportError, RuntimeError) as error:
             print(f"sot: {error}", file=sys.stderr)
             return _EXIT_FAILED
         except KeyboardInterrupt:
@@ -57,7 +60,8 @@ def run(arguments: Sequence[str] | None, extras: Extras) -> int:
             return _EXIT_INTERRUPTED
 
 
-_COMMANDS = tomllib.loads(files("sot_chains").joinpath("commands.toml").read_text("utf-8"))
+_DATA = files("sot_chains")
+_COMMANDS = tomllib.loads(_DATA.joinpath("commands.toml").read_text("utf-8"))
 # What stands by its name there.
 _NAMED: dict[str, dict[str, Any]] = {
     # Shells leave --docs=~/notes as it is.
@@ -70,7 +74,8 @@ def _add_command(commands: Any, name: str, work: Callable[..., int]) -> None:
     given = _COMMANDS[name]
     parser = commands.add_parser(name, help=given["help"], description=given["description"])
     parser.set_defaults(parser=parser, run=work)
-    for argument, options in (_COMMANDS["all"] | given["arguments"]).items():
+    shared = {} if given.get("asks_no_model") else _COMMANDS["model"]
+    for argument, options in (shared | _COMMANDS["all"] | given["arguments"]).items():
         named = {key: _NAMED[key].get(one, one) for key, one in options.items() if key in _NAMED}
         parser.add_argument(argument, **{**options, **named})
 
@@ -85,7 +90,7 @@ def _ask(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
 
     if not options.question.strip():
         raise ValueError("the question is empty")
-    model = load_model(options.model, extras, opened, options.base_url, options.api_key_env)
+    model = find_model(options.model, extras, opened, options.base_url, options.api_key_env)()
     is_terminal = sys.stdout.isatty()
     width = None if is_terminal else 100
     hidden = StringIO() if options.json or options.quiet else None
@@ -114,13 +119,17 @@ async def _evaluate(options: argparse.Namespace, extras: Extras, opened: ExitSta
         raise ValueError(f"--limit must be at least 1, got {options.limit}")
     questions = read_questions(options.questions)[: options.limit]
     store = opened.enter_context(Store(options.out / "store.jsonl"))
+    # All are checked before the first is loaded, which may take long.
     given = options.base_url, options.api_key_env
-    models = {name: load_model(name, extras, opened, *given) for name in options.model or [LOCAL]}
+    loads = {name: find_model(name, extras, opened, *given) for name in options.model or [LOCAL]}
+    given = options.judge_base_url, options.judge_api_key_env
+    load_judge = find_model(options.judge, extras, opened, *given) if options.judge else None
+    models = {name: load() for name, load in loads.items()}
     routers = {"none": None, "rules": RulesRouter(), "shipped": auto_router()}
     judge = None
-    if options.judge:
+    if load_judge:
         judge = Judge(
-            load_model(options.judge, extras, opened, options.judge_base_url, options.judge_api_key_env),
+            load_judge(),
             store=store,
             label=options.judge,
             timeout_seconds=options.judge_timeout,
@@ -163,7 +172,8 @@ def _serve(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> in
     vendor = find_vendor(options.model)
     # A drafter that copies decodes at the same speed without references.
     drafter = {} if vendor else {"drafter": "reference_copy"}
-    model = load_model(options.model, extras, opened, options.base_url, options.api_key_env, **drafter)
+    given = options.base_url, options.api_key_env
+    model = find_model(options.model, extras, opened, *given, needs_key=False)(**drafter)
     key = f"{vendor.upper()}_API_KEY" if vendor else None
     passes_keys = key is not None and not options.api_key_env and not os.environ.get(key)
     if passes_keys and options.api_key and not model.is_elsewhere:
@@ -205,3 +215,39 @@ def _run_server(app: Any, options: argparse.Namespace, listening: socket.socket)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run([listening])
     return 0
+
+
+def _doctor(options: argparse.Namespace, extras: Extras, opened: ExitStack) -> int:
+    from jinja2 import Template
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    known = tomllib.loads(_DATA.joinpath("doctor.toml").read_text("utf-8"))
+    # The first on the path counts, as it does for imports; none of them is imported.
+    packages = reversed([*metadata.distributions()])
+    here = {canonicalize_name(one.name or ""): one.version for one in packages}
+    required = list(map(Requirement, metadata.requires(known["libraries"][0]) or ()))
+    found: dict[str, Any] = {"versions": {"python": sys.version.split()[0]}, "extras": {}}
+    found["versions"] |= {name: here.get(name) for name in known["libraries"]}
+    for extra, use in known["extras"].items():
+        needed = [one for one in required if one.marker and one.marker.evaluate({"extra": extra})]
+        lacks = [one for one in needed if here.get(canonicalize_name(one.name), "0") not in one.specifier]
+        names = [f"{one.name}{one.specifier}" for one in lacks]
+        found["extras"][extra] = {"for": use, "is_here": bool(needed) and not lacks, "lacks": names}
+    found["models"] = {name: {**one, "at": _find_file(**one["at"])} for name, one in known["models"].items()}
+    keys = known["keys"].items()
+    found["keys"] = {key: {"for": use, "is_set": bool(os.environ.get(key))} for key, use in keys}
+    found["machine"] = extras.examine_machine(known["machine"], options.torch)
+    template = Template(_DATA.joinpath("doctor.txt").read_text("utf-8"), trim_blocks=True)
+    shown = template.render(found, code=__version__, quiet=options.quiet)
+    print(json.dumps(found) if options.json else shown)
+    return 0
+
+
+def _find_file(package: str, file: str, cached: str) -> str | None:
+    """Where a model is: in its package, or in the hub's cache."""
+    spec, home = find_spec(package), os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    packaged = [Path(folder, file) for folder in (spec and spec.submodule_search_locations) or ()]
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+    found = (*packaged, *cache.glob(f"{cached}/snapshots/*/config.json"))
+    return next((str(path) for path in found if path.is_file()), None)

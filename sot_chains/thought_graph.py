@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from langchain_core.runnables import Runnable
@@ -57,12 +58,10 @@ class ThoughtGraph(SkeletonOfThought):
 
     def mermaid(self) -> str:
         """The graph as a flowchart, in the language of Mermaid."""
-        lines = ["flowchart TD"]
-        for point in self.points:
-            label = re.sub(r"[\"#&<>\n]", lambda match: f"#{ord(match[0])};", point.text)
-            lines.append(f'    n{point.number}["{label}"]')
-        edges = [(need, point.number) for point in self.points for need in point.needs]
-        return "\n".join([*lines, *(f"    n{need} --> n{number}" for need, number in edges)])
+        label = partial(re.sub, r"[\"#&<>\n]", lambda match: f"#{ord(match[0])};")
+        nodes = [f'    n{point.number}["{label(point.text)}"]' for point in self.points]
+        edges = [f"    n{need} --> n{point.number}" for point in self.points for need in point.needs]
+        return "\n".join(["flowchart TD", *nodes, *edges])
 
     def _repr_markdown_(self) -> str:
         """What Jupyter shows."""

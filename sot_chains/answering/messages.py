@@ -127,9 +127,8 @@ class Messages:
         """What the request for a point of ``skeleton`` shares; eager ones have but a part of the outline."""
         if self._options.eager:
             return self._shared_by_all
-        num_shared = self.templates.num_shared(
-            self._conversation.question, skeleton, detail=self._options.detail
-        )
+        question, detail = self._conversation.question, self._options.detail
+        num_shared = self.templates.num_shared(question, skeleton, detail=detail)
         return replace(self._shared_by_all, by_points=num_shared, num_points=len(skeleton))
 
 

@@ -11,19 +11,10 @@ from typing import Any, Literal, NamedTuple, cast
 
 from langchain_core.messages.ai import UsageMetadata
 
+from sot_chains.calls import usage
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Failure, PointTrace, SotTrace, Status, StoppedBy
-from sot_chains.calls.usage import (
-    NO_TOKENS,
-    Tokens,
-    as_usage,
-    compute_cost,
-    count_tokens,
-    price_for,
-    tier_name,
-    total_tokens,
-    total_usage,
-)
+from sot_chains.calls.usage import NO_TOKENS, Tokens
 from sot_chains.outline.skeleton import Point, Skeleton
 
 
@@ -183,15 +174,16 @@ class AnswerRecord:
                 conclusion = traced
             if traced["status"] != "complete" and (part.status or not plain):
                 failures.append(cast("Failure", {name: traced[name] for name in Failure.__annotations__}))
-        call, usages = self.skeleton_call, self._usages()
+        call, by_stage = self.skeleton_call, self._usages()
         if self.cut:
             failures.append(Failure(number=0, label="outline", status="cut", reason=self.cut))
         estimates = list(filter(None, map(attrgetter("estimated"), self.calls)))
-        estimated = total_tokens(estimates) if estimates else None
+        estimated = usage.total_tokens(estimates) if estimates else None
         options = self.options
-        price = price_for(options.provider.model_name, options.prices) if options.prices else None
+        price = usage.price_for(options.provider.model_name, options.prices) if options.prices else None
         tiers = self._tiers() if any(map(attrgetter("tier"), self.calls)) else {}
-        stages = dict(zip(usages, map(count_tokens, usages.values()), strict=True))
+        as_plain = self._as_plain() if price else NO_TOKENS
+        stages = dict(zip(by_stage, map(usage.count_tokens, by_stage.values()), strict=True))
         skeleton_seconds = call.end_seconds - call.start_seconds if call else 0.0
         return SotTrace(
             route="plain" if plain else "graph" if is_graph else "sot",
@@ -211,8 +203,8 @@ class AnswerRecord:
             critical_path_seconds=min(self.seconds, skeleton_seconds + self._longest_chain()),
             num_calls=sum(map(bool, map(attrgetter("num_requests"), self.calls))),
             num_requests=sum(map(attrgetter("num_requests"), self.calls)),
-            usage=total_usage((*usages.values(), estimated and as_usage(estimated))),
-            cost=compute_cost(stages, estimated, price, tiers, self._as_plain() if price else NO_TOKENS),
+            usage=usage.total_usage((*by_stage.values(), estimated and usage.as_usage(estimated))),
+            cost=usage.compute_cost(stages, estimated, price, tiers, as_plain),
         )
 
     def _usages(self) -> dict[str, UsageMetadata | None]:
@@ -221,21 +213,22 @@ class AnswerRecord:
         for call in self.calls:
             if call.num_requests:
                 stages.setdefault(call.stage, []).append(call.usage)
-        return dict(zip(stages, map(total_usage, stages.values()), strict=True))
+        return dict(zip(stages, map(usage.total_usage, stages.values()), strict=True))
 
     def _tiers(self) -> dict[str, Tokens]:
         """The tokens of calls in other tiers than the standard one."""
         tiers: dict[str, Tokens] = {}
         for call in self.calls:
-            if (tier := tier_name(call.tier)) and call.num_requests:
-                tiers[tier] = total_tokens((tiers.get(tier), count_tokens(call.usage), call.estimated))
+            if (tier := usage.tier_name(call.tier)) and call.num_requests:
+                counts = tiers.get(tier), usage.count_tokens(call.usage), call.estimated
+                tiers[tier] = usage.total_tokens(counts)
         return tiers
 
     def _as_plain(self) -> Tokens:
         """What a plain answer of this length would take: the shortest prompt of a call, and all text."""
-        counts = [count_tokens(call.usage) for call in self.calls if call.usage]
+        counts = [usage.count_tokens(call.usage) for call in self.calls if call.usage]
         num_in = min((one["input_tokens"] for one in counts), default=0)
-        num_out = sum(count_tokens(part.call.usage)["output_tokens"] for part in self.parts if part.call)
+        num_out = sum(usage.count_tokens(one.call.usage)["output_tokens"] for one in self.parts if one.call)
         return {**NO_TOKENS, "input_tokens": num_in, "output_tokens": num_out}
 
     def _longest_chain(self) -> float:

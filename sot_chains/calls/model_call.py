@@ -62,6 +62,10 @@ class Request:
         return [*messages, AIMessage(content=start)] if start else messages
 
 
+_OTHER_REPLY = """the call broke off and said something else when it was made again; \
+the beginning has been read already and cannot be taken back"""
+
+
 class ReplyReader:
     """Reads the text of one attempt: without reasoning, and without the beginning that was read already."""
 
@@ -78,21 +82,14 @@ class ReplyReader:
             is_left_out = not rest.strip() and text[:1].strip()  # blanks where it goes on
             num_same = 0 if is_left_out else min(len(rest), len(text))
             if text[:num_same] != rest[:num_same]:
-                raise _other_reply()
+                raise ProviderError(_OTHER_REPLY)
             self._rest = "" if is_left_out else rest[num_same:]
             text = text[num_same:]
         if piece is None and self._rest.strip():
-            raise _other_reply()
+            raise ProviderError(_OTHER_REPLY)
         self.has_text = self.has_text or bool(text.strip())
         self.text += text
         return text
-
-
-def _other_reply() -> ProviderError:
-    return ProviderError(
-        "the call broke off and said something else when it was made again; "
-        "the beginning has been read already and cannot be taken back"
-    )
 
 
 _AT_ONCE = nullcontext()
@@ -261,7 +258,7 @@ class Caller:
     def _expected_output(self, call: Call, request: Request) -> tuple[int, int]:
         parameters = self._call_options.parameters
         most = parameters.get("max_tokens") or parameters.get("max_completion_tokens")
-        expected = self._options.expectations.output_tokens(call.stage)
+        expected = round(self._options.expectations.tokens[call.stage])
         if request.bounds.max_tokens:
             expected = min(expected, request.bounds.max_tokens)
         return (most, min(most, expected)) if isinstance(most, int) else (expected, expected)

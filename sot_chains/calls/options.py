@@ -37,19 +37,15 @@ class Expectations:
     _FADE = 0.99
 
     def __init__(self) -> None:
-        self._tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}
+        self.tokens = {"skeleton": 100.0, "points": 150.0, "plain": 500.0}  # written by a call of each stage
         self.num_answers = self.num_calls = 0  # that are being written
         self.opens_reasoning = False  # whether the template opens a block of it, in which replies begin
         # By the server or the chat template, of what requests can do without.
         self.refused: frozenset[Dispensable] = frozenset()
 
-    def output_tokens(self, stage: str) -> int:
-        """What a call of ``stage`` is expected to write."""
-        return round(self._tokens[stage])
-
     def learn(self, stage: str, output_tokens: int) -> None:
         """Takes in what a call of ``stage`` wrote."""
-        self._tokens[stage] = max(output_tokens, self._tokens[stage] * self._FADE)
+        self.tokens[stage] = max(output_tokens, self.tokens[stage] * self._FADE)
 
 
 @dataclass(frozen=True)

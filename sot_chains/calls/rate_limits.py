@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 
 from sot_chains.calls.windows import Requests, Reservation, Window
 from sot_chains.providers.base import Delta, ProviderError
+from sot_chains.providers.errors import wait_too_long
 
 _log = logging.getLogger(__name__)
 _numbers = itertools.count()
@@ -241,14 +242,8 @@ class Limiter:
     def _check_pause(self, longest_wait_seconds: float) -> float:
         left = self._closed_until - time.monotonic()
         if left > longest_wait_seconds:
-            raise ProviderError(
-                f"the server has asked to wait {self._asked_seconds:.0f} s, of which {left:.0f} s are left; "
-                f"nothing was sent. Ask again then, or wait with Retries(longest_wait_seconds=...), now "
-                f"{longest_wait_seconds:g}",
-                is_retryable=True,
-                is_unbilled=True,
-                retry_after_seconds=left,
-            )
+            said = f"the server has asked to wait {self._asked_seconds:.0f} s, of which {left:.0f} s are left"
+            raise wait_too_long(f"{said}; nothing was sent", left, longest_wait_seconds, is_unbilled=True)
         return left
 
     def _seconds_closed(self, wanted: dict[str, int], longest_wait_seconds: float) -> float:

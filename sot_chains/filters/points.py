@@ -21,14 +21,25 @@ _BEFORE_HEADING, _AROUND_HEADING = "* #\t\n", "* \t\n:：.。-–—?!？！"
 _NUM_DECIDING = 12  # characters of a number and of what follows a heading
 
 
-class HeadingFilter:
+class TextFilter(Protocol):
+    """Passes a text on until it has to end."""
+
+    is_over: bool = False  # the text ends here; nothing more needs to be fed
+    cuts_sentences: bool = False  # it may end a text within a sentence
+
+    def feed(self, piece: str) -> str:
+        """The text that is sure to stay now."""
+
+    def end(self, *, is_cut: bool = False) -> str:
+        """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
+
+
+class HeadingFilter(TextFilter):
     """Removes what a model repeats before a point's text: its number, its heading, the question.
 
     "3. Careful watering: Soil ..." repeats number and heading, "3. Soil ..." the number; "Careful watering
     keeps ..." repeats nothing, for there the heading is part of a sentence.
     """
-
-    is_over = cuts_sentences = False  # it never ends a text
 
     def __init__(self, point: Point, question: str = "") -> None:
         self._number = point.number
@@ -90,7 +101,7 @@ _DECORATION = "#*•-–— \t"
 _SENTENCE_END = tuple(".!?:;。！？：；")
 
 
-class OverrunFilter:
+class OverrunFilter(TextFilter):
     """Ends the text of a point where another one begins.
 
     That is a line, or a sentence within one, that begins with the number of another point, in any of the
@@ -102,10 +113,7 @@ class OverrunFilter:
         headings: The headings of all points, in order, with case folded.
     """
 
-    cuts_sentences = False
-
     def __init__(self, point: Point, headings: Sequence[str]) -> None:
-        self.is_over = False
         self._number = point.number
         self._headings = headings
         self._held = ""  # from where another point may begin
@@ -202,19 +210,6 @@ class OverrunFilter:
 _FEWEST_WORDS = 3  # of a sentence that is cut
 
 
-class TextFilter(Protocol):
-    """Passes a text on until it has to end."""
-
-    is_over: bool  # the text ends here; nothing more needs to be fed
-    cuts_sentences: bool  # it may end a text within a sentence
-
-    def feed(self, piece: str) -> str:
-        """The text that is sure to stay now."""
-
-    def end(self, *, is_cut: bool = False) -> str:
-        """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
-
-
 class Pipeline:
     """A text that passes through filters in turn, and ends with the first of them that ends it.
 
@@ -224,18 +219,17 @@ class Pipeline:
 
     def __init__(self, make_filters: Callable[[], Sequence[TextFilter]]) -> None:
         self._make_filters = make_filters
-        self._filters: Sequence[TextFilter] = ()
-        self._is_begun = False
+        self._filters: Sequence[TextFilter] | None = None  # once the text has begun
         self.ended_by: TextFilter | None = None  # what has ended the text
 
     def restart(self) -> None:
         """Forgets the text, because another one follows."""
-        self._is_begun, self.ended_by = False, None
+        self._filters = self.ended_by = None
 
     def feed(self, piece: str) -> str:
         """The text that is sure to stay now."""
-        if not self._is_begun:
-            self._filters, self._is_begun = self._make_filters(), True
+        if self._filters is None:
+            self._filters = self._make_filters()
         for one in self._filters:
             if self.ended_by is not None:
                 piece, is_cut = one.feed(piece) if piece else "", self.ended_by.cuts_sentences
@@ -250,19 +244,16 @@ class Pipeline:
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
         text = ""
-        for one in self._filters if self._is_begun else ():
+        for one in self._filters or ():
             text = (one.feed(text) if text else "") + ("" if one.is_over else one.end(is_cut=is_cut))
-        self._is_begun = False  # it may be told its end twice
+        self._filters = None  # it may be told its end twice
         return text
 
 
-class WholeSentences:
+class WholeSentences(TextFilter):
     """Gives out whole sentences or lines until it has ``enough_words``; drops what is cut or came before."""
 
-    cuts_sentences = False
-
     def __init__(self, enough_words: int | None = None) -> None:
-        self.is_over = False
         self._enough_words = enough_words
         self._text = ""
         self._num_given = 0

@@ -69,13 +69,7 @@ class Example:
 
 
 _ENGLISH = load_data("en")["small"]
-_FIELDS = {  # of templates that are used as requests
-    "skeleton": {"question"},
-    "expansion": {"question", "number", "point"},
-    "expansion_prefill": {"number", "point"},
-    "needed": {"points"},
-    "conclusion": {"question", "points"},
-}
+_FIELDS = load_data("profiles")["fields"]  # of templates that are used as requests
 _OPTIONAL = {"skeleton", "length"}  # of "expansion"
 
 
@@ -118,7 +112,7 @@ class PromptTemplates:
     def __post_init__(self) -> None:
         for name, required in _FIELDS.items():
             found = {one for _, one, _, _ in Formatter().parse(vars(self)[name]) if one}
-            if found - (_OPTIONAL if name == "expansion" else set()) != required:
+            if found - (_OPTIONAL if name == "expansion" else set()) != set(required):
                 raise ValueError(
                     f"the {name} template must use exactly the fields {sorted(required)}, got "
                     f"{sorted(found)}; write literal braces as {{{{ and }}}}"

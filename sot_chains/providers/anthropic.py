@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import anthropic
@@ -30,7 +29,7 @@ class AnthropicProvider(VendorProvider):
     vendor: ClassVar[str] = "anthropic"
     vendor_url: ClassVar[str] = "https://api.anthropic.com"
     sdk: ClassVar[Any] = anthropic
-    find_endpoint: ClassVar[Any] = attrgetter("messages")
+    endpoint: ClassVar[str] = "messages"
 
     def __init__(self, model: str, *, max_tokens: int = _MAX_TOKENS, **options: Any) -> None:
         super().__init__(model, **options)

@@ -10,7 +10,7 @@ import logging
 import re
 import tomllib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -80,28 +80,23 @@ class Provider(Protocol):
         """
 
 
+@dataclass(eq=False, repr=False)
 class ProviderError(RuntimeError):
     """A model call failed; the message names the server, the problem and what to check."""
 
+    message: str
+    _: KW_ONLY
+    is_retryable: bool = False  # whether the same request may succeed later
+    was_refused: bool = False  # whether a busy server rejected it before doing any work
+    is_unbilled: bool = False  # whether it certainly used no tokens
+    status: int | None = None  # of HTTP
+    retry_after_seconds: float | None = None  # the wait that the server asked for
     # Text and usage of the failed answer so far, which the chain sets; pass it as ``resume=`` to go on.
-    trace: Mapping[str, Any] | None = None
+    trace: Mapping[str, Any] | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        is_retryable: bool = False,  # whether the same request may succeed later
-        was_refused: bool = False,  # whether a busy server rejected it before doing any work
-        is_unbilled: bool = False,  # whether it certainly used no tokens
-        status: int | None = None,  # of HTTP
-        retry_after_seconds: float | None = None,  # the wait that the server asked for
-    ) -> None:
-        super().__init__(message)
-        self.is_retryable = is_retryable
-        self.was_refused = was_refused
-        self.is_unbilled = is_unbilled or status is not None  # an error instead of a reply
-        self.status = status
-        self.retry_after_seconds = retry_after_seconds
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
+        self.is_unbilled |= self.status is not None  # an error instead of a reply
 
 
 class PrefillRefusedError(ProviderError):

@@ -76,8 +76,7 @@ class ChatRun:
 
     async def end(self) -> None:
         """Reports the end of the run."""
-        if (manager := _narrowed(self._manager, "on_llm_end")).handlers:
-            await manager.on_llm_end(self._result())
+        await _narrowed(self._manager, "on_llm_end").on_llm_end(self._result())
 
     async def fail(self, error: BaseException) -> None:
         """Reports that the run failed with ``error``."""

@@ -161,6 +161,12 @@ def broke_off(server: str, said: str) -> ProviderError:
     return ProviderError(f"{server} broke off its answer: {said}", is_retryable=True)
 
 
+def wait_too_long(said: str, seconds: float, longest_seconds: float, **known: Any) -> ProviderError:
+    """The error for a pause that the server asks for and that would be longer than the caller waits."""
+    advice = f"Ask again then, or wait with Retries(longest_wait_seconds=...), now {longest_seconds:g}"
+    return ProviderError(f"{said}. {advice}", is_retryable=True, retry_after_seconds=seconds, **known)
+
+
 def without_answer(model: str, finish_reason: str | None, num_tokens: int | None) -> ProviderError:
     """The error for a reply that has no text because its tokens went into reasoning."""
     tokens = f"all of about {num_tokens} tokens" if num_tokens else "all tokens"
@@ -234,14 +240,9 @@ class Retries:
         """Seconds to wait after ``num_attempts`` attempts, the last of which ended with ``failure``."""
         asked = failure.retry_after_seconds or 0.0
         if asked > self.longest_wait_seconds:
-            raise ProviderError(
-                f"{failure}; the server asks to wait {asked:g} s. Ask again then, or wait with "
-                f"Retries(longest_wait_seconds=...), now {self.longest_wait_seconds:g}",
-                is_retryable=True,
-                was_refused=failure.was_refused,
-                status=failure.status,
-                retry_after_seconds=asked,
-            ) from failure
+            known = {"was_refused": failure.was_refused, "status": failure.status}
+            said = f"{failure}; the server asks to wait {asked:g} s"
+            raise wait_too_long(said, asked, self.longest_wait_seconds, **known) from failure
         pause = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(num_attempts - 1, 30))
         return max(pause * random.uniform(0.5, 1.0), asked)
 

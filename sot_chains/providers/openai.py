@@ -8,7 +8,6 @@ points are written at once. Importing this module imports the SDK;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import openai
@@ -34,7 +33,7 @@ class OpenAIProvider(VendorProvider):
     vendor: ClassVar[str] = "openai"
     vendor_url: ClassVar[str] = "https://api.openai.com/v1"
     sdk: ClassVar[Any] = openai
-    find_endpoint: ClassVar[Any] = attrgetter("chat.completions")
+    endpoint: ClassVar[str] = "chat.completions"
 
     def __init__(
         self, model: str, *, prefill: bool = False, stream_usage: bool = True, **options: Any

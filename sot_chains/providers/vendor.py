@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
@@ -31,8 +32,8 @@ _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[_Clients, AsyncGenera
 )
 
 
-async def find_client(settings: Hashable, make: Callable[[], Any]) -> Any:
-    """The running loop's client with ``settings``; if there is none yet, ``make`` creates it."""
+async def find_clients() -> _Clients:
+    """The running loop's clients, by their settings."""
     loop = asyncio.get_running_loop()
     if loop not in _loops:
         for closed in [other for other in list(_loops) if other.is_closed()]:
@@ -41,10 +42,7 @@ async def find_client(settings: Hashable, make: Callable[[], Any]) -> Any:
         lifetime = _lifetime(clients)
         _loops[loop] = clients, lifetime
         await anext(lifetime)
-    clients, _ = _loops[loop]
-    if settings not in clients:
-        clients[settings] = make()
-    return clients[settings]
+    return _loops[loop][0]
 
 
 async def close_clients() -> None:
@@ -71,6 +69,7 @@ _PREFILL_REFUSED = re.compile(WORDS["errors"]["prefill"], re.IGNORECASE)
 _without_prefill: set[Hashable] = set()  # models that refused it, for the life of the process
 # Of the SDKs' methods for a request. Other fields are the server's.
 _ARGUMENTS = {"model", "messages", "max_tokens", "stream", "timeout", "extra_headers", "extra_query"}
+_ADDRESS = re.compile(r"https?://[^/\s]+(?!\S*/(completions|responses|messages)$)\S*", re.IGNORECASE)
 # Common servers close a connection after 5 s of idleness, which is also how long httpx2 keeps one: a request
 # sent at that moment is lost. So ours expire earlier.
 _LIMITS = httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=4.0)
@@ -96,7 +95,7 @@ class VendorProvider:
     vendor: ClassVar[str]
     vendor_url: ClassVar[str] = ""
     sdk: ClassVar[Any]  # its module
-    find_endpoint: ClassVar[Any]  # of a client of the SDK
+    endpoint: ClassVar[str]  # of a client of the SDK
 
     def __init__(
         self,
@@ -117,6 +116,9 @@ class VendorProvider:
         self.tier_fields = {name: value for name, value in given.items() if value}  # of every request
         self._model = model
         self._base_url = (base_url or self._variable("BASE_URL") or self.vendor_url).strip().rstrip("/")
+        if not _ADDRESS.fullmatch(self._base_url):
+            expected = "expected http://HOST:PORT/v1 or the like, without /chat/completions"
+            raise ValueError(f"base_url={self._base_url!r} is not the address of an API: {expected}")
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
         self._prefill = prefill
         self._client_options = {"max_retries": 0, **client_options}
@@ -158,7 +160,7 @@ class VendorProvider:
     @property
     def account(self) -> Hashable:
         """Identifies the account: equal for all providers whose requests count against the same limits."""
-        key = self._find_key()
+        key = self.find_key()
         digest = blake2b(key.encode(), digest_size=8).hexdigest() if key else None
         return (*self._identity, digest)
 
@@ -183,8 +185,7 @@ class VendorProvider:
         reply = Reply(self._model)
         headers: Mapping[str, str] = {}
         try:
-            endpoint = type(self).find_endpoint(client)
-            sent = await endpoint.create(**_arguments(request))
+            sent = await attrgetter(self.endpoint)(client).create(**_arguments(request))
             async with sent:  # closes the request however this ends
                 headers = sent.response.headers
                 pause, remaining = parse_pause(headers), parse_remaining(headers)
@@ -216,28 +217,28 @@ class VendorProvider:
         raise NotImplementedError
 
     async def _client(self) -> Any:
-        key, name = self._find_key(), f"{self.vendor.upper()}_API_KEY"
+        key, name = self.find_key(), f"{self.vendor.upper()}_API_KEY"
         if key is None or not key.isascii():
             wrong = "there is no API key for" if key is None else "a letter of the API key is no ASCII, for"
             advice = f"pass api_key=... or set {name}; for a server of your own pass base_url=..."
             raise ProviderError(f"{wrong} {self._base_url}: {advice}", is_unbilled=True)
-
-        def make() -> Any:
-            options = dict(self._client_options)
+        clients, options = await find_clients(), dict(self._client_options)
+        settings = self.vendor, self._base_url, key, repr(sorted(options.items()))
+        if settings not in clients:
             try:
                 if "http_client" not in options:
                     options["http_client"] = self.sdk.DefaultAsyncHttpxClient(limits=_LIMITS)
-                return self.sdk.AsyncClient(base_url=self._base_url, api_key=key, **options)
+                made = self.sdk.AsyncClient(base_url=self._base_url, api_key=key, **options)
             except (ValueError, ImportError) as error:  # such as of the environment's ALL_PROXY
                 raise ProviderError(f"no client for {self._base_url}: {error}", is_unbilled=True) from error
-
-        settings = self.vendor, self._base_url, key, repr(sorted(self._client_options.items()))
-        return await find_client(settings, make)
+            clients[settings] = made
+        return clients[settings]
 
     def _variable(self, name: str) -> str | None:
         return os.environ.get(f"{self.vendor.upper()}_{name}")
 
-    def _find_key(self) -> str | None:
+    def find_key(self) -> str | None:
+        """The key that requests are sent with; ``None`` if there is none."""
         # Servers of one's own mostly want none, and are sent a placeholder.
         given = self._api_key.get_secret_value() if self._api_key else self._variable("API_KEY")
         return (given or "").strip() or ("not-needed" if self.is_elsewhere else None)

@@ -3,6 +3,6 @@
 ``app`` and what it imports need the extra ``web`` (FastAPI, uvicorn, prometheus-client).
 """
 
-from sot_chains.serving.loading import Copying, Extras, load_model
+from sot_chains.serving.loading import Copying, Extras, find_model
 
-__all__ = ["Copying", "Extras", "load_model"]
+__all__ = ["Copying", "Extras", "find_model"]

@@ -40,13 +40,12 @@ from sot_chains.prompts.profile import ModelProfile
 from sot_chains.providers import Provider, close_clients
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.rendering import TEMPLATES, Lane, Run, make_lane
+from sot_chains.serving import stream
 from sot_chains.serving.answer import Answer, Answers
 from sot_chains.serving.loading import Copying
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.schema import Body, RefusedError, read_body_as
 from sot_chains.serving.service import PROBES, Service, bearer_key
-from sot_chains.serving.stream import Pace, error_response, event_response, json_response, make_event
-from sot_chains.serving.stream import Send as SendEvent
 
 _STATIC = Path(__file__).with_name("static")
 _FILES = {
@@ -83,23 +82,24 @@ class PageRoutes:
         lanes = {name: _TITLES[name] for name in _lanes(service.served)}
         needs_key = service.api_key is not None or service.with_key is not None
         told = {"model": service.name, "lanes": lanes, "in_turn": service.in_turn, "needs_key": needs_key}
-        return json_response(told)
+        return stream.json_response(told)
 
     async def race(self, request: Request) -> Response:
         """Answers a question in all modes, as a stream of what each of them writes."""
-        asked = read_body_as(_Asked, await self._service.body(request))
-        served = self._service.served_for(request)
-        in_turn = self._service.in_turn if asked.in_turn is None else asked.in_turn
+        service = self._service
+        body = await stream.read_body(request, service.max_body_bytes, service.pace)
+        asked, served = read_body_as(_Asked, body), service.served_for(request)
+        in_turn = service.in_turn if asked.in_turn is None else asked.in_turn
         write = partial(self._race, asked.question, served, in_turn)
-        return await event_response(request, write, self._service.pace)
+        return await stream.event_response(request, write, service.pace)
 
-    async def _race(self, question: str, served: ServedModel, in_turn: bool, send: SendEvent) -> None:
+    async def _race(self, question: str, served: ServedModel, in_turn: bool, send: stream.Send) -> None:
         lanes = _lanes(served)
         limits = {"max_tokens": _MAX_TOKENS} if isinstance(served.provider, LangChainProvider) else {}
         turn = asyncio.Semaphore(1 if in_turn else len(lanes))
 
         def tell(kind: str, **event: Any) -> None:
-            send(make_event(event, kind))
+            send(stream.make_event(event, kind))
 
         async def enter(name: str) -> Lane:
             async with turn:
@@ -209,7 +209,7 @@ def create_app(
         with_key=lru_cache(_MAX_KEYS)(lambda key: serve(model_for_key(key))) if model_for_key else None,
         api_key=api_key,
         max_body_bytes=max_body_bytes,
-        pace=Pace(client_timeout_seconds),
+        pace=stream.Pace(client_timeout_seconds),
         in_turn=in_turn,
     )
     errors = (RefusedError, HTTPException, ClientDisconnect, Exception)
@@ -260,7 +260,7 @@ class Guard:
                 scope["path"] = re.sub("/+", "/", scope["path"]).rstrip("/") or "/"
                 self._check(scope["path"], Headers(scope=scope))
         except RefusedError as error:
-            await error_response(error)(scope, receive, send)
+            await stream.error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send_secured)
 

@@ -41,8 +41,6 @@ class ChatWriter(Writer):
 
     def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events."""
-        for annotation in answer.untold():
-            yield self.annotation(*annotation)
         choice = {"index": 0, "delta": {}, "finish_reason": answer.finish_reason}
         yield self._chunk(choices=[choice], **answer.extra_fields)
         if self._include_usage:

@@ -38,6 +38,8 @@ class Extras:
     # Loads the model at a path (None: the default one) with the options of ChatLocal.from_pretrained.
     load_local: Callable[..., Any]
     make_copying: Callable[[Any, Path | None], Copying]  # for a model, with a folder of documents or None
+    # What models run on here, given what to look for, and whether torch is to be loaded.
+    examine_machine: Callable[[Mapping[str, Any], bool], Mapping[str, Any]] = lambda known, loads_torch: {}
 
 
 def find_vendor(name: str | None) -> str | None:
@@ -46,37 +48,46 @@ def find_vendor(name: str | None) -> str | None:
     return None if not separator or f"{vendor}:" in (LOCAL, PYTHON) else vendor
 
 
-def load_model(
+def find_model(
     name: str | None,
     extras: Extras,
     opened: ExitStack,
     base_url: str | None = None,
     key_name: str | None = None,
-    **options: Any,
-) -> Any:
-    """Loads the model that ``--model`` names, by default the local default model."""
-    from sot_chains.providers import make_provider
+    *,
+    needs_key: bool = True,
+) -> Callable[..., Any]:
+    """Checks the model that ``--model`` names, by default the local one; what is returned loads it."""
+    name, function, path = name or LOCAL, None, None
+    if vendor := find_vendor(name):
+        from sot_chains.providers import make_provider
 
-    name = name or LOCAL
-    if find_vendor(name) is None:
-        if name.startswith(PYTHON):
-            try:
-                function = resolve_name(name.removeprefix(PYTHON))
-            except (ImportError, AttributeError, ValueError) as error:
-                raise ValueError(f"{name}: {error}; expected python:PACKAGE.FUNCTION") from error
-            model = function()
-        else:
-            path = os.path.expanduser(name.removeprefix(LOCAL))
-            if path not in ("", "default") and not os.path.exists(path):
-                with suppress(ImportError):  # what loads the model says which extra is missing
-                    from sot_chains.router.encoder import is_cached
+        key = os.environ.get(key_name) if key_name else None
+        if key_name and not key:
+            raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
+        provider: Any = make_provider(name, base_url=base_url, api_key=key)
+        if needs_key and provider.find_key() is None:
+            how = f"set {vendor.upper()}_API_KEY, or name another variable by --api-key-env"
+            raise ValueError(f"there is no key for {name}: {how}; for a server of your own give --base-url")
+        return lambda: provider
+    if base_url and name == LOCAL:
+        raise ValueError(f"--base-url {base_url} needs the name of a model there: --model openai:NAME")
+    if name.startswith(PYTHON):
+        try:
+            function = resolve_name(name.removeprefix(PYTHON))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"{name}: {error}; expected python:PACKAGE.FUNCTION") from error
+    elif name.removeprefix(LOCAL) not in ("", "default"):
+        path = os.path.expanduser(name.removeprefix(LOCAL))
+        with suppress(ImportError):  # what loads the model says which extra is missing
+            from sot_chains.router.encoder import is_cached
 
-                    is_cached(path, "config.json", advice=_EXPECTED)
-            model = extras.load_local(None if path in ("", "default") else path, **options)
+            _ = os.path.exists(path) or is_cached(path, "config.json", advice=_EXPECTED)
+
+    def load(**options: Any) -> Any:
+        model = function() if function else extras.load_local(path, **options)
         if hasattr(model, "close"):
             opened.callback(model.close)
         return model
-    key = os.environ.get(key_name) if key_name else None
-    if key_name and not key:
-        raise ValueError(f"the environment variable {key_name} named by --api-key-env is not set")
-    return make_provider(name, base_url=base_url, api_key=key)
+
+    return load

@@ -156,8 +156,6 @@ class ResponseWriter(Writer):
     def end(self, answer: Answer) -> Iterator[bytes]:
         """The last events, with the whole response."""
         part = _make_part(answer.text, answer.annotations)
-        for annotation in answer.untold():
-            yield self.annotation(*annotation)
         yield self._event("response.output_text.done", **self._part, text=answer.text, logprobs=[])
         yield self._event("response.content_part.done", **self._part, part=part)
         self._items[0] = self._make_message(part)

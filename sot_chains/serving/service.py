@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import starmap
 from traceback import clear_frames
 from typing import Any
 
@@ -18,20 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from sot_chains.serving import stream
 from sot_chains.serving.answer import PREDICTED, Answer
 from sot_chains.serving.chat import ChatWriter
 from sot_chains.serving.modes import ServedModel
 from sot_chains.serving.responses import ResponseWriter, read_responses_request
 from sot_chains.serving.schema import ChatRequest, RefusedError, read_request
-from sot_chains.serving.stream import (
-    Pace,
-    Send,
-    error_response,
-    event_response,
-    json_response,
-    read_body,
-    while_connected,
-)
 
 _log = logging.getLogger(__name__)
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
@@ -92,7 +85,7 @@ class Service:
     with_key: Callable[[str], ServedModel] | None  # for a client's own key, if clients bring theirs
     api_key: str | None  # the server's own, which clients must send
     max_body_bytes: int
-    pace: Pace
+    pace: stream.Pace
     in_turn: bool  # whether the page uses one mode after the other
     metrics: Metrics = field(default_factory=Metrics)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -118,10 +111,6 @@ class Service:
             raise RefusedError(message, status=401, code="invalid_api_key")
         return self.with_key(key)
 
-    async def body(self, request: Request) -> bytes:
-        """The body of ``request``."""
-        return await read_body(request, self.max_body_bytes, self.pace.timeout_seconds)
-
     @property
     def routes(self) -> list[Route]:
         """OpenAI's routes, and those of monitors."""
@@ -139,7 +128,7 @@ class Service:
 
     async def health(self, request: Request) -> Response:
         """Says that the server is up."""
-        return json_response({"status": "ok", "model": self.name})
+        return stream.json_response({"status": "ok", "model": self.name})
 
     async def scrape(self, request: Request) -> Response:
         """The metrics for Prometheus."""
@@ -158,17 +147,17 @@ class Service:
             error.is_counted = is_gone
         if not error.is_counted:
             self.metrics.requests.labels("", str(error.status)).inc()
-        response = error_response(error)
+        response = stream.error_response(error)
         response.headers.update(headers)
         return response
 
     async def models(self, request: Request) -> Response:
         """Lists the models."""
-        return json_response({"object": "list", "data": list(map(self._described, self.modes))})
+        return stream.json_response({"object": "list", "data": list(map(self._described, self.modes))})
 
     async def model(self, request: Request) -> Response:
         """Describes one model."""
-        return json_response(self._described(request.path_params["model"]))
+        return stream.json_response(self._described(request.path_params["model"]))
 
     def _described(self, model: str) -> dict[str, Any]:
         head = {"id": model, "object": "model", "created": self.created, "owned_by": "sot"}
@@ -181,7 +170,7 @@ class Service:
         request: Request,
     ) -> Response:
         """Answers a conversation, whole or streamed, in the protocol of ``read`` and of the writer."""
-        asked = read(await self.body(request))
+        asked = read(await stream.read_body(request, self.max_body_bytes, self.pace))
         writer = kind(asked)
         answer = await self.served_for(request).answer(self.mode_of(asked.model), asked)
 
@@ -189,7 +178,7 @@ class Service:
             with self.metrics.request(asked.model, answer):
                 await answer.write()
 
-        async def stream(send: Send) -> None:
+        async def send_events(send: stream.Send) -> None:
             has_begun = False
             with self.metrics.request(asked.model, answer) as note_text:
                 async with aclosing(answer.stream()) as pieces:
@@ -202,17 +191,17 @@ class Service:
                             send(text)
                         for call, arguments in calls:
                             send(writer.arguments(call, arguments))
-                        for annotation in answer.untold():
-                            send(writer.annotation(*annotation))
+                        for event in starmap(writer.annotation, answer.untold()):
+                            send(event)
             if not has_begun:
                 send(writer.begin())
-            for event in writer.end(answer):
+            for event in (*starmap(writer.annotation, answer.untold()), *writer.end(answer)):
                 send(event)
 
         if asked.stream:
-            return await event_response(request, stream, self.pace, writer)
-        await while_connected(request, write())
-        return json_response(writer.whole(answer))
+            return await stream.event_response(request, send_events, self.pace, writer)
+        await stream.while_connected(request, write())
+        return stream.json_response(writer.whole(answer))
 
 
 def bearer_key(headers: Headers) -> str:

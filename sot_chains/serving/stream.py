@@ -45,18 +45,18 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         await cancel_and_wait([working, leaving])
 
 
-async def read_body(request: Request, max_bytes: int, timeout_seconds: float) -> bytes:
+async def read_body(request: Request, max_bytes: int, pace: Pace) -> bytes:
     """Reads the body of a request, or refuses it if it is too long or does not arrive in time."""
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
         raise RefusedError(f"bodies with the content-encoding {coding[:80]!r} are not supported", 415)
     body = bytearray()
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with asyncio.timeout(pace.timeout_seconds):
             async for part in request.stream():  # to its end: who is still sending does not read a reply
                 body += part[: max_bytes + 1 - len(body)]
     except TimeoutError:
-        raise RefusedError(f"the body has not arrived within {timeout_seconds:g} s", 408) from None
+        raise RefusedError(f"the body has not arrived within {pace.timeout_seconds:g} s", 408) from None
     if len(body) > max_bytes:
         raise RefusedError(f"the body is longer than the limit of {max_bytes} bytes", 413)
     return bytes(body)

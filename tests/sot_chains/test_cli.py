@@ -259,3 +259,43 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "questions.jsonl").write_text('{"question": "Why?", "category": "x"}\n')
     assert run(["eval", "~/questions.jsonl", "--out", "~/report", "--router", "none"], extras) == 0
     assert (tmp_path / "report" / "report.md").exists()
+
+
+@pytest.mark.parametrize("command", [["ask", QUESTION], ["eval", "QUESTIONS"], ["serve", "--port", "0"]])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--model", "openai:m", "--base-url", "127.0.0.1:8000/v1"], "expected http://HOST:PORT/v1"),
+        (["--model", "openai:m", "--base-url", "http://h/v1/chat/completions"], "without /chat/completions"),
+        (["--model", "openai:m", "--api-key-env", "NOT_SET"], "NOT_SET named by --api-key-env is not set"),
+        (["--model", "openai:"], 'write "openai:MODEL"'),
+        (["--model", "nobody:m"], 'supported is "openai:MODEL"'),
+        (["--model", "python:no_such.thing"], "expected python:PACKAGE.FUNCTION"),
+        (["--base-url", "http://127.0.0.1:8000/v1"], "needs the name of a model there"),
+    ],
+)
+def test_a_model_that_cannot_be_meant_is_refused_before_any_is_loaded(
+    command: list[str], given: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "questions").write_text('{"question": "Why?"}\n')
+    command = [one.replace("QUESTIONS", str(tmp_path / "questions")) for one in command]
+    extras = Extras(lambda *given, **options: pytest.fail("a model was loaded"), lambda *given: None)  # type: ignore[arg-type, return-value]  # not reached
+    with pytest.raises(SystemExit) as caught:
+        run([*command, *given, *(["--out", str(tmp_path)] if command[0] == "eval" else [])], extras)
+    assert caught.value.code == 2
+    usage, _, error = capsys.readouterr().err.partition("error: ")
+    assert says in error
+    assert usage.startswith(f"usage: sot {command[0]}")
+
+
+def test_all_models_are_checked_before_the_first_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (tmp_path / "questions").write_text('{"question": "Why?"}\n')
+    extras = Extras(lambda *given, **options: pytest.fail("a model was loaded"), lambda *given: None)  # type: ignore[arg-type, return-value]  # not reached
+    asked = ["eval", str(tmp_path / "questions"), "--out", str(tmp_path), "--model", "default"]
+    for other in ("--model", "--judge"):
+        with pytest.raises(SystemExit):
+            run([*asked, other, "openai:m"], extras)
+        assert "set OPENAI_API_KEY, or name another variable by --api-key-env" in capsys.readouterr().err
