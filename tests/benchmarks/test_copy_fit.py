@@ -34,7 +34,6 @@ def test_fitted_weights_guess_more_of_answers_that_they_were_not_fitted_to() -> 
     assert (found.num_fitted, found.num_held_out) == (30, 10)
     assert found.tokens_per_forward > found.tokens_per_forward_before > 1
     assert ReferenceCopy(weights=found.weights).weights is found.weights
-    assert fit_to_answers(answers(100)) == found  # the same answers, the same weights
 
 
 def test_too_few_answers_are_refused() -> None:
@@ -65,6 +64,7 @@ def test_the_command_writes_weights_that_the_drafter_takes(
     report = json.loads(capsys.readouterr().out)
     written = json.loads(file.read_text("utf-8"))
     assert written["report"] == report
+    # The same answers, the same weights.
     assert TypeAdapter(CopyWeights).validate_python(written) == fit_to_answers(answers(40)).weights
 
 

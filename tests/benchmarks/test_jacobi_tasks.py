@@ -27,11 +27,11 @@ def _cases(task: Task, split: Split, count: int, seed: int = 0) -> list[Case]:
 
 
 def test_right_answers_score_and_others_do_not(task: Task) -> None:
-    cases = _cases(task, "test", 40)
+    cases = _cases(task, "test", 20)
     assert all(task.score(cases, [case.answer for case in cases]))
     assert not any(task.score(cases, [""] * len(cases)))
     # The answer to another question is right by chance at most.
-    assert sum(task.score(cases, [case.answer for case in (*cases[1:], cases[0])])) <= 4
+    assert sum(task.score(cases, [case.answer for case in (*cases[1:], cases[0])])) <= 2
     assert not any(task.score(cases, [case.answer[: len(case.answer) // 3] for case in cases]))
 
 

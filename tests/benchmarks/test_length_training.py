@@ -82,7 +82,8 @@ def test_the_maximum_is_learned_from_one_answer_to_each_prompt(tmp_path: Path) -
     assert TrainedLengths.load(tmp_path, _Given(features)).predict(prompts) == predictor.predict(prompts)
 
 
-def test_fitting_is_the_same_again_and_leaves_other_draws_alone() -> None:
+def test_fitting_is_the_same_again_and_leaves_other_draws_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length_training, "_MAX_STEPS", 40)
     state = torch.get_rng_state()
     one, other = (fit_quantiles(*_answers(60, 1)) for _ in range(2))
     features, _ = _answers(10, 2)
@@ -142,6 +143,7 @@ def test_lengths_are_learned_from_hidden_states(model: LlamaForCausalLM, tmp_pat
     assert predictor.predict([]) == []
 
 
+@pytest.mark.usefixtures("quick")
 def test_features_of_another_kind_are_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
     class Lengths:
         name = "length"
@@ -185,6 +187,7 @@ def test_a_line_that_is_none_is_named(
         read_lengths(path, tokenizer)
 
 
+@pytest.mark.usefixtures("quick")
 def test_the_command_trains_and_measures(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,10 @@ SMALL = ["--device", "cpu", "--shapes", "tiny", "--batches", "1", "2", "--cases"
 NO_VLLM = ["--vllm-python", "nowhere"]
 
 
-def test_the_benchmark_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_prints_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_gpu, "compare", partial(compare, max_repeats=1, warm_up=False))
     tiny_chat_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     questions = ["--questions", "1", "--sot-tokens", "24"]
