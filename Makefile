@@ -117,7 +117,7 @@ check: .venv/dev ## Lint, types, import arrows
 	@touch $@
 
 docs: .docs/installed ## Build the site in site/, with every link checked
-	@NO_MKDOCS_2_WARNING=1 .docs/bin/mkdocs build --quiet --strict && echo "The site is site/index.html"
+	@NO_MKDOCS_2_WARNING=1 .docs/bin/mkdocs build --quiet --strict && echo "The site is site/index.html; to search it: python3 -m http.server -d site"
 
 # llama.cpp's server and quantizer, compiled for this processor: the package holds llama.cpp's whole source.
 .llama/bin/llama-server:

@@ -78,6 +78,8 @@ def _blocks(cell: Mapping[str, Any]) -> list[str]:
             blocks.append(f'<img alt="output" src="data:image/png;base64,{"".join(picture).strip()}">')
         elif html := data.get("text/html"):
             blocks.append(f'<div class="output" markdown="0">{"".join(html)}</div>')
+        elif written := data.get("text/markdown"):
+            blocks.append(f'<div class="output" markdown>\n\n{"".join(written)}\n\n</div>')
         elif text := data.get("text/plain") or output.get("text"):
             blocks.append(f"```text\n{''.join(text).rstrip()}\n```")
     return blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -109,6 +110,21 @@ def test_every_page_is_in_the_navigation() -> None:
     assert len(navigation) == len(set(navigation))
     notebooks = {f"notebooks/{notebook.stem}.md" for notebook in NOTEBOOKS}
     assert set(navigation) == notebooks | {page.relative_to(DOCS).as_posix() for page in PAGES}
+
+
+def test_pages_install_extras_that_exist_under_their_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = set(project["optional-dependencies"]) - {"web"}  # an earlier name
+    for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]:
+        for named in re.findall(r"\.\[([a-z,]+)\]", page.read_text("utf-8")):
+            assert set(named.split(",")) <= extras, page
+    table = (DOCS / "guides" / "install.md").read_text("utf-8")
+    assert {*re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)} == extras - {"all"}
+
+
+def test_no_page_needs_a_script_from_elsewhere() -> None:
+    """What draws Mermaid's diagrams would be fetched by every reader."""
+    assert not [page.name for page in PAGES if "```mermaid" in page.read_text("utf-8")]
 
 
 @pytest.mark.parametrize("package", ["sot_chains", "local_backend", "retrieval_copy"])
