@@ -27,7 +27,14 @@ _HEADINGS = (
     *("Clear goals", "Fewer meetings", "Short breaks", "Early hours", "One thing", "Plain lists"),
     *("Quiet rooms", "Good sleep", "Simple tools", "Honest refusals", "Weekly reviews", "Daily walks"),
 )
-_WORDS = ["so", "that", "what", "matters", "is", "done", "first", "and", "the", "rest", "can", "wait"]
+_WORDS = (
+    *("so", "that", "what", "matters", "is", "done", "first", "and", "the", "rest", "can", "wait"),
+    *("then", "half", "of", "it", "may", "go", "to", "those", "who", "have", "more", "time"),
+    *("than", "work", "on", "their", "desk", "since", "each", "hour", "counts", "once", "you", "know"),
+    *("which", "task", "will", "pay", "for", "its", "cost", "or", "help", "most", "when", "plans"),
+    *("change", "again", "as", "they", "often", "do", "in", "small", "teams", "with", "large", "aims"),
+)
+_NUM_OWN = 12  # words of a point: points that share all of them would be taken for one another
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _POINT = re.compile(r"(?:Your point is|write only point) (\d+)\. (.*)")
 
@@ -158,7 +165,7 @@ class PacedServer:
             pause = {"retry-after-ms": f"{refused[1] * 1000:.0f}"}
             headers = pause | limits.headers(now, wire)
             return await _refuse(writer, 429, f"too many {refused[0]}", headers)
-        tokens, point = self._reply(prompt.text), _POINT.search(prompt.text)
+        tokens, point = self._reply(prompt.text), _find_point(prompt.text)
         heading = point[2] if point else ""
         self.count(requests=1)
         if pace.failing and pace.failing in heading:
@@ -197,7 +204,7 @@ class PacedServer:
         await stream.end("length" if most < len(tokens) else "stop")
 
     def _reply(self, prompt: str) -> list[str]:
-        if point := _POINT.search(prompt):
+        if point := _find_point(prompt):
             return [*self._text(int(point[1])), "."]
         if "utline" in prompt:
             headings = [_HEADINGS[number % len(_HEADINGS)] for number in range(self.pace.num_points)]
@@ -210,7 +217,14 @@ class PacedServer:
         lengths = self.pace.point_tokens
         length = lengths if isinstance(lengths, int) else lengths[(number - 1) % len(lengths)]
         words = random.Random(number)  # in no order that repeats, which would be taken for a loop
-        return [f" {words.choice(_WORDS)}" for _ in range(length - 1)]
+        own = words.sample(_WORDS, _NUM_OWN)
+        return [f" {words.choice(own)}" for _ in range(length - 1)]
+
+
+def _find_point(prompt: str) -> re.Match[str] | None:
+    """The point that is asked for, which is the last one: examples ask for others before."""
+    found = [*_POINT.finditer(prompt)]
+    return found[-1] if found else None
 
 
 def _split(text: str) -> list[str]:
