@@ -52,7 +52,8 @@ serve: .venv/serve ## Serve a model to any OpenAI client, and a page at / (MODEL
 	@$(BIN)/sot serve --model "$(or $(MODEL),default)" --docs "$(or $(DOCS),examples/pottery)" --port "$(or $(PORT),8000)"
 
 # Two files at a time, with one thread each: on two cores that takes half as long as two threads for one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --benchmark-disable
+# In the order of collection (tests/conftest.py): xdist's own would leave the longest files for the end.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --benchmark-disable
 
 test: .venv/dev .node/installed ## Run the tests
 	$(PYTEST)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -20,6 +21,28 @@ if TYPE_CHECKING:
 
 
 _MOST_MEMORY = 3_000_000_000  # bytes that a worker may hold before it looks for what can be given back
+
+
+settings.register_profile("quick", max_examples=30, deadline=None)
+settings.register_profile("thorough", max_examples=200, deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fewer examples where slow tests are left out, too; no search for garbage among imports."""
+    settings.load_profile("quick" if config.option.markexpr == "not slow" else "thorough")
+    gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that run everything together come first: workers then end with short ones, at the same time."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: from now on garbage is searched for among what tests make."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

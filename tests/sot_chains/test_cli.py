@@ -220,7 +220,7 @@ def test_answers_do_not_steer_the_terminal() -> None:
     assert printable("a\x1b[2Jb\x07c\n[red]\x9b") == "a[2Jbc\n[red]"
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("cp1252", marks=pytest.mark.slow)])
 def test_an_answer_is_written_in_any_encoding(encoding: str) -> None:
     with chat_server() as server:
         server.answer = lambda messages: "1. Größe: 早安 😀\n2. Grüße"

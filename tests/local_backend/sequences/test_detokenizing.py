@@ -123,7 +123,6 @@ def _token_ids(kind: str) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 9))
 def test_the_text_is_what_the_tokenizer_decodes_from_the_whole(
     kind: str, data: st.DataObject, seed: int
@@ -149,7 +148,6 @@ def test_characters_in_bytes_are_whole(kind: str, stop: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "mistral", "gemma"])
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 9))
 def test_text_ends_before_a_stop_string_of_any_characters(kind: str, data: st.DataObject, seed: int) -> None:
     """Stop strings of letters, of characters in bytes, and of special tokens or parts of them."""

@@ -7,7 +7,7 @@ import unicodedata
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 
@@ -85,7 +85,6 @@ def check(answer: str, documents: list[Document], min_tokens: int) -> None:
         assert one_citation["end"] <= next_citation["end"]
 
 
-@settings(max_examples=150)
 @given(TEXTS, st.lists(TEXTS, max_size=4), st.integers(1, 4))
 def test_citations_are_literal_maximal_and_of_the_first_document(
     answer: str, texts: list[str], min_tokens: int
@@ -96,7 +95,6 @@ def test_citations_are_literal_maximal_and_of_the_first_document(
     assert found == spans_by_looking(answer, texts, min_tokens)
 
 
-@settings(max_examples=150)
 @given(st.text(max_size=60), st.lists(st.text(max_size=60), max_size=3), st.data())
 def test_citations_are_literal_in_any_text(answer: str, texts: list[str], data: st.DataObject) -> None:
     """The answer is made of parts of the documents, cut anywhere."""
@@ -239,7 +237,6 @@ def typeset(word: str, data: st.DataObject) -> str:
     return data.draw(st.sampled_from(ways))
 
 
-@settings(max_examples=150)
 @given(st.lists(st.sampled_from(PLAIN_WORDS), min_size=1, max_size=12), st.data())
 def test_what_was_set_in_type_is_cited_as_one_span(words: list[str], data: st.DataObject) -> None:
     plain = " ".join(words)
@@ -299,7 +296,6 @@ def test_annotations_are_langchains_standard_ones() -> None:
     cuts=st.sets(st.integers(0, 200)),
     min_tokens=st.integers(1, 4),
 )
-@settings(max_examples=200, deadline=None)
 def test_citations_of_a_text_in_pieces_are_those_of_the_whole(
     answer: str, texts: list[str], cuts: set[int], min_tokens: int
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from retrieval_copy.citations.words import (
@@ -35,7 +35,6 @@ def same_symbols(one: str, other: str) -> bool:
     return first.symbols == second.symbols
 
 
-@settings(max_examples=300)
 @given(TYPESET)
 @example("a\u00ad")
 def test_a_part_of_the_plain_text_leads_back_to_what_reads_the_same(text: str) -> None:
@@ -48,7 +47,6 @@ def test_a_part_of_the_plain_text_leads_back_to_what_reads_the_same(text: str) -
                 assert normalised(text[old_start:old_end]).text == plain.text[start:end]
 
 
-@settings(max_examples=300)
 @given(TYPESET, st.data())
 def test_words_lead_back_to_what_reads_the_same(text: str, data: st.DataObject) -> None:
     (reading,) = readings([text])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_copy.stores.encodings import NotTextError, decoded
@@ -107,14 +107,12 @@ def test_control_characters_are_damage_unless_there_are_many() -> None:
             decoded(binary, name="image.txt")
 
 
-@settings(max_examples=150)
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=60))
 def test_what_is_utf8_is_read_as_it_stands(text: str) -> None:
     if not text.startswith("\ufeff"):
         assert decoded(text.encode(), name="a.txt") == text
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=300), st.sampled_from([None, "utf-8", "shift_jis", "hex", "x"]))
 def test_any_bytes_are_decoded_or_refused(content: bytes, declared: str | None) -> None:
     try:

@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.documents.base import Blob
@@ -163,7 +163,6 @@ def test_damaged_bytes_alone_are_replaced_with_a_warning_that_names_the_file(
     assert f"ofen{ending} has bytes that are not UTF-" in record.getMessage()
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_one_damaged_byte_leaves_all_others_as_they_are(data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(UMLAUTS)))

@@ -1,7 +1,7 @@
 """Reading an outline while it is written: what was read stays, however the text is split and continues."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sot_chains.outline.list_parser import OutlineParser
@@ -40,7 +40,6 @@ def read(text: str, lengths: list[int], start: str | None, most: int | None) -> 
 @example("1. a 2. b 3. c\n2. A 2. B 3. C", [3] * 12)
 @example("1. Costs\n2.5 million\n2. Gains", [1] * 30)
 @example("1. a\r\n2. b\r\n\r\nc", [1] * 16)
-@settings(max_examples=400)
 def test_what_is_parsed_of_a_beginning_is_parsed_of_the_whole(text: str, lengths: list[int]) -> None:
     whole = [point.text for point in parse_skeleton(text)]
     parser = OutlineParser()
@@ -54,7 +53,6 @@ def test_what_is_parsed_of_a_beginning_is_parsed_of_the_whole(text: str, lengths
 @given(texts, cuts, st.sampled_from([None, "1.", "1. "]), st.sampled_from([None, 2, 3]))
 @example("1. Sleep well\n2. Sleep\nwell", [1] * 30, None, None)
 @example("Sure:\n  1. Sleep\n  2. Food", [1] * 30, "1.", None)
-@settings(max_examples=400)
 def test_points_given_out_do_not_depend_on_how_the_text_is_cut(
     text: str, lengths: list[int], start: str | None, most: int | None
 ) -> None:
@@ -126,7 +124,6 @@ word = st.text("abcdefghimnopqrstuvxyzäéß", min_size=3, max_size=8)
 heading = st.lists(word, min_size=1, max_size=4).map(lambda words: " ".join(words).capitalize())
 
 
-@settings(max_examples=100)
 @given(
     st.lists(heading, min_size=2, max_size=5, unique_by=str.casefold),
     st.sampled_from(sorted(STYLES)),

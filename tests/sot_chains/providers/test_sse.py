@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sot_chains.providers.replies import EventDecoder, Reply
@@ -28,7 +28,6 @@ def decoded(body: bytes, lengths: list[int]) -> tuple[list[tuple[str, str]], byt
     return events, b"\n".join(decoder.strays)
 
 
-@settings(max_examples=150, deadline=None)
 @given(EVENTS, st.lists(st.integers(1, 9), max_size=30), st.sampled_from(["\n", "\r\n", "\r"]), st.booleans())
 def test_events_do_not_depend_on_cuts(
     events: list[tuple[str, str]], lengths: list[int], line_end: str, has_mark: bool
@@ -40,7 +39,6 @@ def test_events_do_not_depend_on_cuts(
     assert decoded(body, lengths) == (events, b"")
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=60), st.lists(st.integers(1, 9), max_size=10))
 def test_any_bytes_are_events_strays_or_no_text(body: bytes, lengths: list[int]) -> None:
     try:

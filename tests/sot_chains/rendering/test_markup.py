@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage
@@ -100,7 +100,6 @@ async def test_the_result_is_a_sentence_and_no_factor_is_shown_for_what_was_not_
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
 @given(TEXTS, TEXTS, TEXTS)
 def test_any_text_is_shown_as_it_is(question: str, title: str, note: str) -> None:
     page = Run(question, "m", (Lane("plain", title, note),)).page()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
@@ -129,7 +129,6 @@ def test_rules_say_nothing_of_other_questions(question: str) -> None:
     assert RulesRouter().decide(question).confidence == 0.0
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=400))
 @example("A) " * 100)
 @example("write a " + "very " * 200)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.router_training.__main__ import main
@@ -157,7 +157,6 @@ def test_neither_torch_nor_transformers_is_needed() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60, cwd=ROOT)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_has_a_probability(question: str) -> None:
     probability = ROUTER.probability(question)
@@ -254,7 +253,6 @@ def test_a_line_of_another_form_is_named(line: str, tmp_path: Path) -> None:
 # --- features and measures
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200))
 def test_features_are_bounded_and_depend_on_the_text_alone(question: str) -> None:
     indices, values = word_features(question)

@@ -184,7 +184,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(sorted({*ChatRequest.model_fields, "logprobs", "user", "grammar", "x"} - {"stream"}))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(FIELDS, JSON, max_size=3), st.sampled_from(["paced", "paced:sot", "paced:auto"]))
 def test_any_json_is_answered_or_refused(client: httpx.Client, fields: dict[str, Any], way: str) -> None:
     body = json.dumps({**BODY, "model": way, **fields})

@@ -91,9 +91,9 @@ def test_an_edited_text_takes_a_third_of_the_forwards(client: Client, running: S
 
 def test_a_request_names_its_drafter(client: Client) -> None:
     prediction: Any = {"type": "content", "content": "bread " * 20}
-    plain, _, num_plain = client.ask(24)
-    same, _, num_drafted = client.ask(24, prediction=prediction, extra_body={"speculative": "none"})
-    other, _, num_guessed = client.ask(24, extra_body={"speculative": "jacobi"})
+    plain, _, num_plain = client.ask(12)
+    same, _, num_drafted = client.ask(12, prediction=prediction, extra_body={"speculative": "none"})
+    other, _, num_guessed = client.ask(12, extra_body={"speculative": "jacobi"})
     assert num_plain == num_drafted == 0 < num_guessed
     assert len({one.choices[0].message.content for one in (plain, same, other)}) == 1
     with pytest.raises(openai.BadRequestError, match="no drafter is named 'fast'"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sot_chains.serving.answer import TextLimit
@@ -11,7 +11,6 @@ TEXT = st.text("ab\n", max_size=30)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(TEXT, max_size=8), STOPS)
 def test_it_ends_before_the_first_stop_string(pieces: list[str], stop: list[str]) -> None:
     limit = TextLimit(stop)
@@ -24,7 +23,6 @@ def test_it_ends_before_the_first_stop_string(pieces: list[str], stop: list[str]
     assert any(rest.startswith(one) for one in stop) if any(one in whole for one in stop) else not rest
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(TEXT, max_size=8), st.integers(1, 40))
 def test_it_has_at_most_so_many_tokens(pieces: list[str], max_tokens: int) -> None:
     limit = TextLimit(max_tokens=max_tokens, count=len)
