@@ -18,22 +18,42 @@ from local_backend.kernels.graphs import Execution
 from local_backend.kernels.llama_forward import JoinedWeights, LlamaForward
 from local_backend.models.architecture import Architecture
 from local_backend.models.runner import ModelRunner
-from tests.local_backend.models.architectures import random_model
+from tests.local_backend.models.architectures import WINDOW, random_model
 from tests.tiny import random_llama, tiny_tokenizer
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 PROMPTS = [[11, 12, 13, 14] * 5, [31, 32, 33], [41, 42, 43, 44, 45] * 9, [21] * 7]
 
 
+# Windows, full attention, biases and norms of heads in one model: each graph is compiled for seconds.
+EVERYTHING = {
+    "attention_bias": True,
+    "head_dim": 12,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "max_window_layers": 1,
+}
+
+
 @needs_compiler
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_compiled_layers_decode_the_same(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("qwen3", EVERYTHING, id="everything"),
+        *(
+            pytest.param(name, {}, id=name, marks=pytest.mark.slow)
+            for name in ("llama", "mistral", "qwen2", "qwen3")
+        ),
+    ],
+)
+def test_compiled_layers_decode_the_same(family: str, changes: dict[str, object]) -> None:
     """Prompts of one and several rows, drafts, trees, windows, biases and norms of heads."""
     params = [SamplingParams(max_tokens=count, temperature=0.0) for count in (24, 40, 9, 30)]
     params[3] = SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, seed=5)
     found = []
     for drafter, compiled in (("autoregressive", False), ("combined", True)):
-        with Engine(random_model(family), tiny_tokenizer(), drafter, max_rows=3, compiled=compiled) as engine:
+        model = random_model(family, **changes)
+        with Engine(model, tiny_tokenizer(), drafter, max_rows=3, compiled=compiled) as engine:
             found.append([one.token_ids for one in engine.generate(PROMPTS, params)])
     assert found[0] == found[1]
 
@@ -41,6 +61,7 @@ def test_compiled_layers_decode_the_same(family: str) -> None:
 @needs_compiler
 def test_a_compiled_layer_takes_at_most_fifteen_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products, attention, copies and what torch generates; the difference of five layers and two."""
+    torch.compiler.reset()  # what earlier tests compiled tells the profiler of no kernel
     monkeypatch.setattr("torch._inductor.config.cpp.enable_kernel_profile", True)
     kernels = [_kernels_of_a_forward(num_layers) for num_layers in (2, 5)]
     by_layer = {name: (count - kernels[0][name]) / 3 for name, count in kernels[1].items()}

@@ -39,15 +39,19 @@ class _WhatChatLocalIs:
         return False
 
 
-class _WithTools(_WhatChatLocalIs):
+@pytest.fixture(scope="module")
+def taking_tools(default_chat: ChatLocal) -> Iterator[Engine]:
     """The default model with a chat template that takes tools, which its own does not."""
+    tokenizer = copy.deepcopy(default_chat.engine.tokenizer)
+    tokenizer.chat_template = FORMATS["hermes"].template
+    with Engine(default_chat.engine.model, tokenizer) as engine:
+        yield engine
 
+
+class _WithTools(_WhatChatLocalIs):
     @pytest.fixture(autouse=True)
-    def _engine_with_tools(self, _engine: None, default_chat: ChatLocal) -> Iterator[None]:
-        tokenizer = copy.deepcopy(default_chat.engine.tokenizer)
-        tokenizer.chat_template = FORMATS["hermes"].template
-        with Engine(default_chat.engine.model, tokenizer) as self.engine:
-            yield
+    def _engine_with_tools(self, _engine: None, taking_tools: Engine) -> None:
+        self.engine = taking_tools
 
 
 class TestUnit(_WithTools, ChatModelUnitTests):
@@ -61,7 +65,7 @@ class TestIntegration(_WhatChatLocalIs, ChatModelIntegrationTests):
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
-        return {"max_tokens": 40}  # the suite asks nothing that a longer answer would show
+        return {"max_tokens": 12}  # the suite asks nothing that a longer answer would show
 
     @property
     def has_tool_calling(self) -> bool:

@@ -24,7 +24,7 @@ from tests.local_backend.engine.test_engine import RandomTrees
 from tests.local_backend.models.architectures import ARCHITECTURES, WINDOW, random_model
 
 
-def _lossless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int = 30) -> None:
+def _lossless(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_tokens: int = 20) -> None:
     """Random trees, which take every way to accept and roll back, change nothing."""
     prompts = ragged_prompts(4, seed=8)
     answers = {tuple(prompt): greedy(model, prompt, max_tokens) for prompt in prompts}
@@ -39,9 +39,9 @@ def test_rollback_equals_a_fresh_prefill(architecture: str, tokenizer: PreTraine
     model = random_model(architecture)
     prompts = ragged_prompts(3, seed=8)
     assert max(map(len, prompts)) > 2 * WINDOW
-    answers = {tuple(prompt): greedy(model, prompt, 25) for prompt in prompts}
+    answers = {tuple(prompt): greedy(model, prompt, 18) for prompt in prompts}
     with Engine(model, tokenizer, RandomTrees(answers)) as engine:
-        completions = engine.generate(prompts, SamplingParams(max_tokens=25))
+        completions = engine.generate(prompts, SamplingParams(max_tokens=18))
         written = [[*one, *done.token_ids] for one, done in zip(prompts, completions, strict=True)]
         assert_kept_as_read_afresh(engine, written)
     assert sum(completion.stats.num_accepted for completion in completions) > 0

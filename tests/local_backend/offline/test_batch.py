@@ -29,7 +29,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
-@pytest.mark.parametrize(("num_rows", "num_kills"), [(250, 2), pytest.param(1500, 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_rows", "num_kills"), [(100, 2), pytest.param(1500, 5, marks=pytest.mark.slow)])
 def test_killed_several_times_it_writes_what_an_undisturbed_run_writes(
     tmp_path: Path, num_rows: int, num_kills: int
 ) -> None:

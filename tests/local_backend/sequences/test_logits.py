@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from typing import Any
@@ -61,20 +62,26 @@ def _model(**settings: Any) -> LlamaForCausalLM:
     return model
 
 
+_PROMPTS = [[9], *ragged_prompts(5, seed=11, longest=40)]
+
+
+@functools.cache
+def _plain_answers() -> list[list[int]]:
+    return [greedy(random_llama(), prompt, MAX_TOKENS) for prompt in _PROMPTS]
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_generation_config_holds_under_any_tree_of_drafts(
     name: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     model = _model(**SETTINGS[name])
-    prompts = [[9], *ragged_prompts(5, seed=11, longest=40)]
-    answers = {tuple(prompt): greedy(model, prompt, MAX_TOKENS) for prompt in prompts}
-    plain = [greedy(random_llama(), prompt, MAX_TOKENS) for prompt in prompts]
+    answers = {tuple(prompt): greedy(model, prompt, MAX_TOKENS) for prompt in _PROMPTS}
     if name != "renormalize_logits":  # the one that cannot change greedy text
-        assert plain != list(answers.values())
+        assert _plain_answers() != list(answers.values())
     drafter = RandomTrees(answers)
     with Engine(model, tokenizer, drafter, max_rows=4) as engine:
-        completions = engine.generate(prompts, SamplingParams(max_tokens=MAX_TOKENS))
-    for prompt, completion in zip(prompts, completions, strict=True):
+        completions = engine.generate(_PROMPTS, SamplingParams(max_tokens=MAX_TOKENS))
+    for prompt, completion in zip(_PROMPTS, completions, strict=True):
         assert completion.token_ids == answers[tuple(prompt)]
     assert sum(completion.stats.num_accepted for completion in completions) > 0
 
