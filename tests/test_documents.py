@@ -65,6 +65,18 @@ def test_the_code_for_contributors_runs(number: int, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.strip()
 
 
+# What the first block of a page prints, where it is of the model's writing.
+FIRST_PRINTED = {
+    "cpu": "Paris",
+    "documents": "Hanna Brandt",
+    "drafting": "Paris.*tokens_per_forward",
+    "jacobi": "Paris",
+    "models": "Paris",
+    "retrieval": "Hanna Brandt",
+    "router_and_evaluation": r"arithmetic.*\nsot .*\n1\. \*\*",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUNNING_PAGES, ids=lambda page: page.stem)
 @pytest.mark.usefixtures("openai_in_the_environment")
@@ -72,10 +84,13 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, capsys: pytest.C
     names: dict[str, object] = {}
     for number, block in enumerate(_python_blocks(page.read_text("utf-8"))):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+        if number == 0:
+            shown = capsys.readouterr().out
+            assert re.search(FIRST_PRINTED.get(page.stem, ""), shown, re.DOTALL), shown
     for name in names.values():
         if isinstance(name, ChatLocal):
             name.close()
-    assert capsys.readouterr().out.strip()
+    assert (shown + capsys.readouterr().out).strip()
 
 
 def test_the_questions_of_the_first_minute_are_answered_by_points() -> None:
