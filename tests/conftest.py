@@ -7,7 +7,7 @@ import gc
 import ipaddress
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,20 @@ settings.register_profile("thorough", max_examples=200, deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fewer examples where slow tests are left out, too; no search for garbage among imports."""
+    """Fewer examples where slow tests are left out, too."""
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "thorough")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is imported stays: garbage is not searched for in it, neither now nor while tests run."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,20 +49,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
-def pytest_collection_finish() -> None:
-    """What was imported stays: from now on garbage is searched for among what tests make."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-
-
 @pytest.fixture(scope="session")
 def default_chat() -> "Iterator[ChatLocal]":
-    """The default model in float32, in which decoding methods can be compared word for word."""
-    from local_backend import ChatLocal
+    """The default model in float32, in which decoding methods can be compared word for word.
 
-    with ChatLocal.default(dtype="float32", max_tokens=48) as chat:
-        yield chat
+    What a draft costs is given: on a busy machine it may be measured to be too much for any.
+    """
+    from local_backend import ChatLocal, Engine
+    from local_backend.models.forward_cost import ForwardCost
+
+    with (
+        ChatLocal.default(dtype="float32") as loaded,
+        Engine(loaded.engine.model, loaded.engine.tokenizer, width_costs=ForwardCost.flat(64)) as engine,
+    ):
+        yield ChatLocal(engine=engine, model_name=loaded.model_name, max_tokens=48)
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +70,8 @@ def default_copying(default_chat: "ChatLocal") -> "Iterator[ChatLocal]":
     """The same weights, with reference copy."""
     from local_backend import ChatLocal, Engine
 
-    with Engine(default_chat.engine.model, default_chat.engine.tokenizer, "reference_copy") as engine:
+    plain = default_chat.engine
+    with Engine(plain.model, plain.tokenizer, "reference_copy", width_costs=plain.width_costs) as engine:
         yield ChatLocal(engine=engine, model_name=default_chat.model_name, max_tokens=48)
 
 

@@ -35,7 +35,7 @@ def chat(default_chat: ChatLocal) -> ChatLocal:
 @pytest.fixture(scope="module")
 def chain(chat: ChatLocal) -> Runnable[dict[str, Any], str]:
     prompt = ChatPromptTemplate.from_messages([("user", "{question}")])
-    return prompt | SkeletonOfThought(chat, router="always", detail="brief", max_points=3) | StrOutputParser()
+    return prompt | SkeletonOfThought(chat, router="always", detail="brief", max_points=2) | StrOutputParser()
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from transformers import (
 
 from local_backend import ChatLocal
 from local_backend.models.default_model import default_model_folder
+from local_backend.models.forward_cost import ForwardCost
 from local_backend.sequences.sampling import SamplingParams, probabilities
 from local_backend.transformers.generate import ParallelDecoding, generate
 from tests.local_backend.conftest import ragged_prompts
@@ -93,16 +94,19 @@ def test_a_padded_batch_is_continued_as_by_generate(
     decoding.close()
 
 
-def test_what_a_real_model_copies_takes_few_forwards(default_chat: ChatLocal) -> None:
+def test_what_a_real_model_copies_takes_few_forwards(
+    default_chat: ChatLocal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("local_backend.engine.engine.forward_cost", lambda *_: ForwardCost.flat(64))
     model, tokenizer = default_chat.engine.model, default_chat.engine.tokenizer
-    call: dict[str, Any] = {**_batch(tokenizer, QUESTIONS[:1]), "do_sample": False, "max_new_tokens": 40}
+    call: dict[str, Any] = {**_batch(tokenizer, QUESTIONS[:1]), "do_sample": False, "max_new_tokens": 24}
     plain = model.generate(**call)
     answer = tokenizer.decode(plain[0, call["input_ids"].shape[1] :], skip_special_tokens=True)
     decoding = ParallelDecoding("reference_copy", tokenizer=tokenizer)
     ours = model.generate(**call, custom_generate=decoding, references=[[answer]])
     assert ours.tolist() == plain.tolist()
     assert decoding._engine is not None
-    assert decoding._engine.stats.num_forwards < 20
+    assert decoding._engine.stats.num_forwards < 14
     decoding.close()
 
 
@@ -131,20 +135,20 @@ def test_what_the_call_asks_for_holds(
 
 
 def test_sampling_has_the_distribution_of_the_call(model: LlamaForCausalLM) -> None:
-    """Chi-square of 2,000 first tokens; right code would fail one seed in 10,000 (p = 1e-4)."""
+    """Chi-square of 1,000 first tokens; right code would fail one seed in 10,000 (p = 1e-4)."""
     prompt = torch.tensor([ragged_prompts(1, seed=4)[0]])
     call = {"do_sample": True, "top_k": 6, "temperature": 1.3, "max_new_tokens": 1}
     decoding = ParallelDecoding("autoregressive")
     torch.manual_seed(0)
-    ours = model.generate(prompt, **call, num_return_sequences=2000, custom_generate=decoding)
+    ours = model.generate(prompt, **call, num_return_sequences=1000, custom_generate=decoding)
     torch.manual_seed(0)
-    again = model.generate(prompt, **call, num_return_sequences=2000, custom_generate=decoding)
+    again = model.generate(prompt, **call, num_return_sequences=1000, custom_generate=decoding)
     decoding.close()
     assert torch.equal(ours, again)
     counts = torch.bincount(ours[:, -1], minlength=model.config.vocab_size)
     with torch.no_grad():
         logits = model(prompt).logits[0, -1]
-    expected = 2000 * probabilities(logits, SamplingParams(temperature=1.3, top_k=6))
+    expected = 1000 * probabilities(logits, SamplingParams(temperature=1.3, top_k=6))
     possible = expected > 0
     assert counts[~possible].sum() == 0
     assert possible.sum() == 6
@@ -182,18 +186,18 @@ def test_streamers_and_stop_strings_work_as_in_generate(
     default_chat: ChatLocal,
 ) -> None:
     model, tokenizer = default_chat.engine.model, default_chat.engine.tokenizer
-    call: dict[str, Any] = {**_batch(tokenizer, QUESTIONS[:1]), "do_sample": False, "max_new_tokens": 30}
+    call: dict[str, Any] = {**_batch(tokenizer, QUESTIONS[:1]), "do_sample": False, "max_new_tokens": 18}
     text = tokenizer.decode(model.generate(**call)[0, call["input_ids"].shape[1] :])
-    stop = text[60:66]
+    stop = text[30:36]
     plain_streamer, ours_streamer = _Recorder(tokenizer), _Recorder(tokenizer)
     plain = model.generate(**call, stop_strings=stop, tokenizer=tokenizer, streamer=plain_streamer)
     ours = generate(model, **call, stop_strings=stop, tokenizer=tokenizer, streamer=ours_streamer)
     assert ours.tolist() == plain.tolist()
-    assert plain.shape[1] < call["input_ids"].shape[1] + 30
+    assert plain.shape[1] < call["input_ids"].shape[1] + 18
     assert ours_streamer.text == plain_streamer.text
     assert ours_streamer.num_ends == plain_streamer.num_ends == 1
     config = GenerationConfig(
-        max_new_tokens=30, stop_strings=[stop], eos_token_id=tokenizer.eos_token_id, pad_token_id=0
+        max_new_tokens=18, stop_strings=[stop], eos_token_id=tokenizer.eos_token_id, pad_token_id=0
     )
     by_config = generate(
         model, **_batch(tokenizer, QUESTIONS[:1]), generation_config=config, tokenizer=tokenizer
