@@ -20,7 +20,7 @@ from tests.retrieval_copy.fakes import CLAY, GLAZE, QUESTION, assert_literal, re
 from tests.tiny import tiny_chat
 
 ASKED = "How do I bake bread at home?"
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 # Leaves the documents to the references alone.
 QUESTION_ALONE = ChatPromptTemplate.from_messages([("user", "{question}")])
 QUESTION_AND_TURNS = ChatPromptTemplate.from_messages([("placeholder", "{history}"), ("user", "{question}")])
