@@ -7,6 +7,7 @@ and the terminal; the other modules do the work.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import logging
 import sys
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+import local_backend
 from retrieval_copy.chain import RetrievalCopyChain
 from retrieval_copy.display import CitedAnswer, CitedPassage, find_citations
 from retrieval_copy.prompting import in_context
@@ -52,12 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add = arguments.add_argument
     add("docs", type=from_home, metavar="FOLDER", help="folder to answer from")
     add("question", nargs="?", metavar="QUESTION", help="answered once; without it a session begins")
-    add(
-        "--store",
-        choices=("qdrant", "bm25"),
-        default="qdrant",
-        help="search words and meaning, or words",
-    )
+    add("--store", choices=("qdrant", "bm25"), default="qdrant", help="search words and meaning, or words")
     add("--url", help="URL of a Qdrant server; by default Qdrant runs locally, on disk")
     add("--index", type=from_home, help="folder to keep the index in; by default in your cache folder")
     add(
@@ -82,6 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH, highlight=False)
     try:
+        if not options.docs.is_dir():
+            raise NotADirectoryError(f"{options.docs} is not a folder")
+        gc.disable()  # imports leave no garbage; looking for it takes a third of their time, and the end's
+        _ = local_backend.ChatLocal  # comes with torch and transformers
+        gc.freeze()
+        gc.enable()
         with ExitStack() as opened:
             retriever, report = _indexed(options, console, opened)
             _show(report, console)
@@ -108,8 +111,6 @@ def _indexed(
         index = FolderIndex(options.docs, state=kept / "bm25.json")
         report = index.update(console=console)
         return BM25Retriever(documents=index.documents, k=options.k), report
-    if not options.docs.is_dir():
-        raise NotADirectoryError(f"{options.docs} is not a folder")
     where: dict[str, Any] = {"url": options.url} if options.url else {"path": kept / "qdrant"}
     store = qdrant_store(SentenceEmbeddings(), collection=f"folder-{kept.name}-{FORMAT}", **where)
     opened.callback(store.client.close)
@@ -134,11 +135,9 @@ def _show(report: IndexReport, console: Console) -> None:
 def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Console) -> None:
     from transformers.utils import logging
 
-    from local_backend import ChatLocal
-
     logging.disable_progress_bar()
     with console.status("Loading the model"):
-        chat = ChatLocal.from_pretrained(options.model, drafter="reference_copy")
+        chat = local_backend.ChatLocal.from_pretrained(options.model, drafter="reference_copy")
     with chat:
         chain = RetrievalCopyChain(retriever, chat, min_citation_tokens=options.min_citation_tokens)
         bound = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
