@@ -132,8 +132,8 @@ class Answering:
         # 3. Gather references.
         texts = await self._references(Situation(question, conversation.history, documents, self.config))
         # 4. Build the request.
-        messages, passages = options.messages(conversation, question, documents)
-        asked = await options.asked(question, passages)
+        asked = await options.asked(question, documents)
+        messages, passages = options.messages(conversation, asked, documents)
         ours = {**options.bounds(passages, asked, conversation), **arguments(options.transport, texts)}
         trace = {
             "question": question,

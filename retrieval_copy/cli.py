@@ -57,11 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--store", choices=("qdrant", "bm25"), default="qdrant", help="search words and meaning, or words")
     add("--url", help="URL of a Qdrant server; by default Qdrant runs locally, on disk")
     add("--index", type=from_home, help="folder to keep the index in; by default in your cache folder")
-    add(
-        "--model",
-        type=lambda name: str(from_home(name)),
-        help="a folder, GGUF file or hub name (SmolLM2-135M-Instruct)",
-    )
+    add("--model", type=lambda name: str(from_home(name)), help="a folder, GGUF file or hub name")
     add("--k", type=int, default=4, help="passages to retrieve")
     add("--max-tokens", type=int, help="maximum tokens of an answer (256)")
     add("--min-citation-tokens", type=int, default=3, help="minimum words in a citation")
@@ -89,8 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             retriever, report = _indexed(options, console, opened)
             _show(report, console)
             if not report.num_passages:
-                endings = ", ".join(PARSERS)
-                raise ValueError(f"{options.docs} has no file that can be read, of {endings}")
+                raise ValueError(f"{options.docs} has no file that can be read, of {', '.join(PARSERS)}")
             _answer(options, retriever, console)
     except KeyboardInterrupt:
         console.print("stopped; what is indexed is kept", style="dim")

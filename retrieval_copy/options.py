@@ -20,13 +20,15 @@ from retrieval_copy.citations.quoting import quoting_grammar
 from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.conversation import Conversation
 from retrieval_copy.model_adapter import Transport
-from retrieval_copy.prompting import DOCUMENT_PROMPT, excerpts, in_context
+from retrieval_copy.prompting import DOCUMENT_PROMPT, excerpts, in_context, nearest_sentences
 from retrieval_copy.references import ReferenceSource, cleaned
 from retrieval_copy.stores.stores import HybridRetriever
 
 # Tokens reserved for the answer, for the wording of the request, and for the markup around each document and
 # message; and the document budget if the model does not report its context length.
 _ANSWER_TOKENS, _REQUEST_TOKENS, _LAYOUT_TOKENS, _DOCUMENT_TOKENS = 1024, 64, 8, 12_000
+
+_READ_TOKENS = 64  # of each passage, by a model that only quotes
 
 OnUnsupported = Literal["mark", "refuse"]
 
@@ -63,39 +65,45 @@ class AnswerOptions:
             raise ValueError(f"on_unsupported must be one of {known}, got {self.on_unsupported!r}")
 
     def messages(
-        self, conversation: Conversation, question: str, documents: Sequence[Document]
+        self, conversation: Conversation, asked: Question, documents: Sequence[Document]
     ) -> tuple[list[BaseMessage], list[str]]:
         """The prompt, and the passages in it."""
         # A prompt for documents of the user's own says itself what it shows of their metadata.
         is_ours = self.document_prompt == DOCUMENT_PROMPT
         shown = excerpts(
             [cleaned(in_context(one) if is_ours else one.page_content) for one in documents],
-            question,
+            asked,
             max_tokens=self._document_tokens(conversation),
             count=lambda text: self.count(text) + _LAYOUT_TOKENS,
         )
         if not shown:  # no documents: send the conversation unchanged
             return list(conversation.messages), []
         laid_out = [
-            self._laid_out(documents[excerpt.document], excerpt.text, number)
+            self._laid_out(documents[excerpt.document], self._read(excerpt.text, asked), number)
             for number, excerpt in enumerate(shown, start=1)
         ]
         prompt = self.prompt.invoke(
             {
                 "documents": "\n\n".join(laid_out),
-                "question": question,
+                "question": asked.text,
                 "asked": cleaned(conversation.question),
                 "history": [] if self.quotes else list(conversation.history),
             }
         )
-        messages = [*conversation.system, *prompt.to_messages(), *conversation.after]
-        return messages, [excerpt.text for excerpt in shown]
+        return [*conversation.system, *prompt.to_messages(), *conversation.after], [one.text for one in shown]
 
-    async def asked(self, question: str, passages: Sequence[str]) -> Question:
-        """What ``question`` asks for, and how near ``passages`` are to it if the retriever knows meanings."""
+    def _read(self, text: str, asked: Question) -> str:
+        """What the model reads of a passage: if it only quotes, the nearest sentences and the headings."""
+        heading = text[: text.find("\n") + 1] if text.startswith("# ") else ""
+        nearest = self.quotes and nearest_sentences(text, asked, _READ_TOKENS, self.count)
+        return heading + nearest if nearest else text
+
+    async def asked(self, question: str, documents: Sequence[Document]) -> Question:
+        """What ``question`` asks for, and how near ``documents`` are to it if the retriever knows that."""
         if not isinstance(self.retriever, HybridRetriever):
             return Question(question)
-        shown = [text for passage in passages for one in placed_sentences(passage) for text in one.contexts]
+        placed = [one for document in documents for one in placed_sentences(cleaned(in_context(document)))]
+        shown = [text for one in placed for text in one.contexts]
         return Question(question, await run_in_executor(None, self.retriever.likeness, question, shown))
 
     def bounds(self, passages: Sequence[str], asked: Question, conversation: Conversation) -> dict[str, Any]:

@@ -63,31 +63,31 @@ class Excerpt(NamedTuple):
 
 
 def excerpts(
-    texts: Sequence[str], question: str, *, max_tokens: int, count: Callable[[str], int]
+    texts: Sequence[str], asked: Question, *, max_tokens: int, count: Callable[[str], int]
 ) -> list[Excerpt]:
     """Selects the distinct texts that fit into ``max_tokens``, in order, and sentences of the next one.
 
-    Those that answer ``question`` best are preferred; ``count`` counts the tokens of a text.
+    Those that answer what is ``asked`` best are preferred; ``count`` counts the tokens of a text.
     """
     shown = []
     seen = set[str]()
-    rest = max_tokens
     for number, text in enumerate(texts):
         if not text.strip() or text in seen:
             continue
         seen.add(text)
-        if len(text) <= rest * _MOST_CHARACTERS_PER_TOKEN and (num_tokens := count(text)) <= rest:
-            rest -= num_tokens
+        if len(text) <= max_tokens * _MOST_CHARACTERS_PER_TOKEN and (num_tokens := count(text)) <= max_tokens:
+            max_tokens -= num_tokens
             shown.append(Excerpt(number, text))
             continue
-        if rest >= _MIN_EXCERPT_TOKENS and (part := _nearest_sentences(text, question, rest, count)):
-            shown.append(Excerpt(number, part))
+        part = nearest_sentences(text, asked, max_tokens, count) if max_tokens >= _MIN_EXCERPT_TOKENS else ""
+        shown += [Excerpt(number, part)] if part else []
         break
     return shown
 
 
-def _nearest_sentences(text: str, question: str, max_tokens: int, count: Callable[[str], int]) -> str:
-    asked, sentences, gap = Question(question), placed_sentences(text), count(_GAP)
+def nearest_sentences(text: str, asked: Question, max_tokens: int, count: Callable[[str], int]) -> str:
+    """The sentences of ``text`` that answer what is ``asked`` best, in order, in so many tokens."""
+    sentences, gap = placed_sentences(text), count(_GAP)
     chosen: list[int] = []
     for number in sorted(range(len(sentences)), key=lambda number: -asked.score(sentences[number])):
         max_tokens -= count(sentences[number].text) + gap

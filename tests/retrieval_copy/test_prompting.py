@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retrieval_copy.citations.questions import Question
 from retrieval_copy.prompting import excerpts
 
 
@@ -12,7 +13,7 @@ def count(text: str) -> int:
 
 @given(st.lists(st.text("ab .\n", max_size=80), max_size=6), st.integers(-5, 60))
 def test_what_is_shown_fits_and_keeps_the_order(texts: list[str], max_tokens: int) -> None:
-    shown = excerpts(texts, "a b", max_tokens=max_tokens, count=count)
+    shown = excerpts(texts, Question("a b"), max_tokens=max_tokens, count=count)
     assert sum(count(excerpt.text) for excerpt in shown) <= max(0, max_tokens)
     numbers = [excerpt.document for excerpt in shown]
     assert numbers == sorted(set(numbers))
@@ -23,6 +24,7 @@ def test_what_is_shown_fits_and_keeps_the_order(texts: list[str], max_tokens: in
 def test_of_a_long_text_the_passages_nearest_to_the_question_are_shown() -> None:
     text = "\n\n".join(f"Passage {number} is about nothing much." + " Indeed." * 40 for number in range(200))
     text += "\n\nThe porcupine sleeps by day." + "\n\nMore of the same." * 200
-    (excerpt,) = excerpts([text, "second"], "When does a porcupine sleep?", max_tokens=200, count=count)
+    asked = Question("When does a porcupine sleep?")
+    (excerpt,) = excerpts([text, "second"], asked, max_tokens=200, count=count)
     assert "porcupine sleeps by day" in excerpt.text
     assert count(excerpt.text) <= 200
