@@ -69,8 +69,8 @@ async def test_bounds_of_the_user_hold_beside_those_of_points() -> None:
     bound = model.bind(stop=["OWN"], max_tokens=7)
     await sot_of(bound.with_config(tags=["a"])).ainvoke(QUESTION)
     await sot_of(model).ainvoke(QUESTION, max_tokens=500)
-    (first, *_), last = model.parameters, model.parameters[-1]
-    assert (first["stop"], first["max_tokens"]) == (["OWN", "\n\n"], 7)
+    (_, outline, *_), last = model.parameters, model.parameters[-1]  # the plain answer is begun first
+    assert (outline["stop"], outline["max_tokens"]) == (["OWN", "\n\n"], 7)
     assert last["max_tokens"] == 500
 
 
