@@ -22,6 +22,10 @@ from sot_chains.serving import Copying, Extras
 from tests.sot_chains.fakes import PLAIN, QUESTION, PacedChatModel, sot_of
 from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 
+NO_LOADING = Extras(
+    lambda path, **options: pytest.fail("a model was loaded"),
+    lambda model, docs: pytest.fail("references were made"),
+)
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
@@ -154,8 +158,7 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
 def test_a_name_that_is_neither_here_nor_on_the_hub_fails_before_loading(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    extras = Extras(lambda *given, **options: pytest.fail("loading retries for long"), lambda *given: None)  # type: ignore[arg-type, return-value]  # not reached
-    assert run(["ask", QUESTION, "--model", name], extras) == 1
+    assert run(["ask", QUESTION, "--model", name], NO_LOADING) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"sot: {name.removeprefix('local:')} is not on this machine")
     assert "local:NAME" in err
@@ -279,9 +282,8 @@ def test_a_model_that_cannot_be_meant_is_refused_before_any_is_loaded(
 ) -> None:
     (tmp_path / "questions").write_text('{"question": "Why?"}\n')
     command = [one.replace("QUESTIONS", str(tmp_path / "questions")) for one in command]
-    extras = Extras(lambda *given, **options: pytest.fail("a model was loaded"), lambda *given: None)  # type: ignore[arg-type, return-value]  # not reached
     with pytest.raises(SystemExit) as caught:
-        run([*command, *given, *(["--out", str(tmp_path)] if command[0] == "eval" else [])], extras)
+        run([*command, *given, *(["--out", str(tmp_path)] if command[0] == "eval" else [])], NO_LOADING)
     assert caught.value.code == 2
     usage, _, error = capsys.readouterr().err.partition("error: ")
     assert says in error
@@ -293,9 +295,8 @@ def test_all_models_are_checked_before_the_first_is_loaded(
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "questions").write_text('{"question": "Why?"}\n')
-    extras = Extras(lambda *given, **options: pytest.fail("a model was loaded"), lambda *given: None)  # type: ignore[arg-type, return-value]  # not reached
     asked = ["eval", str(tmp_path / "questions"), "--out", str(tmp_path), "--model", "default"]
     for other in ("--model", "--judge"):
         with pytest.raises(SystemExit):
-            run([*asked, other, "openai:m"], extras)
+            run([*asked, other, "openai:m"], NO_LOADING)
         assert "set OPENAI_API_KEY, or name another variable by --api-key-env" in capsys.readouterr().err

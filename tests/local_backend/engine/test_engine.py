@@ -166,7 +166,7 @@ def test_the_end_of_a_prompt_is_read_by_the_forward_that_begins_the_answer(
 class AllLogits(LlamaForCausalLM):
     """A model that computes the logits of every token."""
 
-    def forward(  # type: ignore[override]  # that is the point
+    def forward(  # type: ignore[override]  # it takes fewer arguments: these are told by their names
         self,
         input_ids: torch.Tensor,
         attention_mask: Any = None,
@@ -180,7 +180,7 @@ class AllLogits(LlamaForCausalLM):
 class CacheByItsLaterName(AllLogits):
     """As models are from transformers 5.24 on."""
 
-    def forward(  # type: ignore[override]  # that is the point
+    def forward(  # type: ignore[override]  # it takes fewer arguments: these are told by their names
         self,
         input_ids: torch.Tensor,
         attention_mask: Any = None,
