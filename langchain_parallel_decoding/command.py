@@ -48,7 +48,7 @@ def make_copying(model: Any, docs: Path | None) -> Copying:
         store = InMemoryVectorStore(SentenceEmbeddings())
         index = FolderIndex(docs, store=store)
         index.update()
-        retriever = HybridRetriever(documents=index.documents, store=store, k=4)
+        retriever = HybridRetriever(documents=index.documents, store=store)
         from_folder = partial(RetrievalCopyChain, retriever, on_unsupported="refuse")
     # Models that run here have imported torch, for which others need not wait.
     is_local = "torch" in sys.modules and isinstance(model, local_backend.ChatLocal)

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not options.docs.is_dir():
             raise NotADirectoryError(f"{options.docs} is not a folder")
-        gc.disable()  # imports leave no garbage; looking for it takes a third of their time, and the end's
+        gc.disable()  # imports leave no garbage: looking for it takes seconds, then and as the process ends
         _ = local_backend.ChatLocal  # comes with torch and transformers
         gc.freeze()
         gc.enable()
