@@ -20,16 +20,16 @@ from sot_chains.serving import Copying, Extras
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; see :func:`sot_chains.cli.run`."""
-    return run(arguments, Extras(load_local, make_copying, examine_machine))
+    return run(arguments, Extras(load_local, make_copying, examine_machine, _find_local))
+
+
+def _find_local(path: str) -> str:
+    return local_backend.find_model(path)
 
 
 def load_local(path: str | None, **options: Any) -> Any:
     """Loads a model that runs on this machine; see ``ChatLocal.from_pretrained``."""
-    try:
-        model = local_backend.ChatLocal
-    except ImportError as error:
-        raise ImportError(f"{error}; a hosted model is named openai:NAME or anthropic:NAME") from error
-    return model.from_pretrained(path, **options)
+    return local_backend.ChatLocal.from_pretrained(path, **options)
 
 
 def make_copying(model: Any, docs: Path | None) -> Copying:

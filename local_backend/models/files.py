@@ -1,15 +1,21 @@
-"""Says what is wrong with a model's files before they are read, e.g. a web page in place of the weights.
+"""Says what is wrong with a model before it is loaded: a name that nobody has, a web page for its weights.
 
-Knows files. Does not know models.
+Knows files and the model hub. Does not know models.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from huggingface_hub import HfApi, snapshot_download
 from safetensors import SafetensorError, safe_open
 
+_HUB_TIMEOUT_SECONDS = 2.0
+_EXPECTED = "expected a folder, a GGUF file or a name on the model hub"
 _STAND_INS = {
     b"<!doctype": "is a web page: download the file itself",
     b"<html": "is a web page: download the file itself",
@@ -22,13 +28,21 @@ _NEEDED_FILES = (
 )
 
 
-def check_files(path: Path) -> None:
-    """Check the file or folder of a model; anything else may be a name on the model hub.
+def find_model(path_or_name: str | Path, subfolder: str = "", **options: Any) -> str:
+    """Check, within seconds, what can be known of a model: its files, or its name on the model hub.
+
+    ``subfolder`` and ``options`` are those of ``from_pretrained``.
+
+    Returns:
+        The path or name to load. It is the folder in the hub's cache if the hub does not give the model: to
+        load it by its name would try for minutes.
 
     Raises:
-        FileNotFoundError: There is no such path.
-        ValueError: It holds no model, or a file is damaged or is something else.
+        OSError: There is no such path, and neither the hub's cache nor the hub has a model of this name.
+        ValueError: The path holds no model, or a file is damaged or is something else.
     """
+    given = os.path.expanduser(path_or_name)
+    path = Path(given, subfolder)
     if path.is_dir():
         if not any((path / name).exists() for name in ("config.json", "adapter_config.json")):
             ggufs = "".join(f"; give the path of {file.name} to load that" for file in path.glob("*.gguf"))
@@ -40,9 +54,24 @@ def check_files(path: Path) -> None:
         if not _first_bytes(path).startswith(b"GGUF"):  # Ollama's files have no suffix
             raise ValueError(f"{path} is no GGUF file: give one, or the folder of a model")
     elif path.is_absolute() or path.suffix == ".gguf" or len(path.parts) > 2 or path.parts[:1] == ("..",):
-        raise FileNotFoundError(
-            f"{path} does not exist: give a folder, a GGUF file or a name on the model hub"
-        )
+        raise FileNotFoundError(f"{path} does not exist: {_EXPECTED}")
+    else:
+        return _find_on_hub(given, options)
+    return given
+
+
+def _find_on_hub(name: str, options: Mapping[str, Any]) -> str:
+    where: dict[str, Any] = {key: options.get(key) for key in ("revision", "token")}
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_SECONDS, **where)
+    except Exception as error:  # of whatever HTTP client the hub's library uses
+        where |= {"cache_dir": options.get("cache_dir"), "local_files_only": True, "allow_patterns": []}
+        try:
+            return str(snapshot_download(name, **where))
+        except (OSError, ValueError):
+            missing = f"{name} is not on this machine, and the Hugging Face hub has not given it"
+            raise OSError(f"{missing} ({type(error).__name__}): {_EXPECTED}") from error
+    return name
 
 
 def _check(file: Path) -> None:

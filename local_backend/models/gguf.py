@@ -11,13 +11,14 @@ import hashlib
 import logging
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from tqdm.auto import tqdm
 
-from local_backend.models.files import check_files
+from local_backend.models.files import find_model
 
 if TYPE_CHECKING:
     import torch
@@ -62,10 +63,11 @@ def converted(path: Path, dtype: torch.dtype) -> Path | Loaded:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):  # if several processes start at once, one converts
-            if not _is_whole(folder):
-                _log.warning("converting %s to %s, once, for faster loading; may take minutes", path, dtype)
-                loaded = _read(path, {"dtype": dtype})
-                _save(loaded, folder)
+            with suppress(FileNotFoundError, ValueError):  # not there yet, or e.g. cut off by a loss of power
+                return Path(find_model(folder))
+            _log.warning("converting %s to %s, once, for faster loading; may take minutes", path, dtype)
+            loaded = _read(path, {"dtype": dtype})
+            _save(loaded, folder)
     except (OSError, SafetensorError) as error:  # e.g. a cache directory that cannot be written to
         _log.warning("cannot save the converted copy of %s in %s: %s", path, folder.parent, error)
         return loaded or _read(path, {"dtype": dtype})
@@ -82,14 +84,6 @@ def _digest(path: Path) -> str:
             file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        check_files(folder)
-    except (FileNotFoundError, ValueError):  # not there yet, or e.g. cut off when the machine lost its power
-        return False
-    return True
 
 
 def _save(loaded: Loaded, folder: Path) -> None:

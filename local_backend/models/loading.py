@@ -5,7 +5,6 @@ Knows ``from_pretrained`` and which dtypes a device computes fast. Does not know
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from local_backend.caching.cache_layer import explained
 from local_backend.kernels.openmp import run_in_short_lived_thread
 from local_backend.kernels.quantization import quantize
 from local_backend.models.default_model import default_model_path
-from local_backend.models.files import check_files
+from local_backend.models.files import find_model
 from local_backend.models.gguf import load_gguf
 
 # Options of a model that hold for its tokenizer, too.
@@ -52,11 +51,7 @@ def load(
     device = choose_device("cpu" if quantization is not None and device in (None, "auto") else device)
     options["dtype"] = dtype = _number_format(dtype, device)
     where = {name: options[name] for name in _OF_BOTH & options.keys()}
-    if path_or_name is None:
-        path_or_name = default_model_path()
-    else:
-        path_or_name = os.path.expanduser(path_or_name)
-        check_files(Path(path_or_name, where.get("subfolder", "")))
+    path_or_name = default_model_path() if path_or_name is None else find_model(path_or_name, **where)
     if Path(path_or_name).is_file():
         model, tokenizer = load_gguf(Path(path_or_name), options)
     else:

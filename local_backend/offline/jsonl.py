@@ -128,8 +128,10 @@ class ResumableOutput(AbstractContextManager["ResumableOutput"]):
         self._file.close()
         self.partial_path.unlink()
 
-    def __exit__(self, *_: object) -> None:  # the run can be resumed
+    def __exit__(self, *_: object) -> None:  # the run can be resumed, once any of it is done
         self._file.close()
+        if not self._offsets:
+            self.partial_path.unlink(missing_ok=True)
 
 
 def _encode(record: Mapping[str, Any]) -> bytes:

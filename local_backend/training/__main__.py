@@ -52,22 +52,18 @@ def _make_parser() -> argparse.ArgumentParser:
     tune = commands.add_parser("tune", help="from prompts to a tuned model")
     collect = commands.add_parser("collect", help="decode prompts and store the answers")
     for command in (tune, collect):
-        command.add_argument(
-            "--model", required=True, help='folder or name of a transformers causal LM, or "default"'
-        )
-        command.add_argument("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
-        command.add_argument("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
-        command.add_argument(
-            "--prompts",
-            required=True,
-            help='JSON lines with "prompt", "question", "messages" or "prompt_ids", or a datasets dataset',
-        )
-        command.add_argument(
+        add = command.add_argument
+        add("--model", required=True, help='folder or name of a transformers causal LM, or "default"')
+        add("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
+        add("--max-tokens", type=int, default=256, help="of an answer (%(default)s)")
+        kinds = '"prompt", "question", "messages" or "prompt_ids"'
+        add("--prompts", required=True, help=f"JSON lines with {kinds}, or a datasets dataset")
+        add(
             "--template",
             type=lambda text: text.replace("\\n", "\n"),  # a shell passes the two characters of the escape
             help='user message with fields of other records, e.g. "{passage}\\n\\n{question}"',
         )
-        command.add_argument("--limit", type=int, help="only the first so many prompts")
+        add("--limit", type=int, help="only the first so many prompts")
     for name, dest, default, about in _NUMBERS:
         tune.add_argument(
             f"--{name}", dest=dest, type=type(default), default=default, help=f"{about} (%(default)s)"
@@ -89,26 +85,14 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _tune(given: argparse.Namespace) -> None:
-    named = vars(given)
-    training.tune(
-        given.model,
-        given.prompts,
-        given.output,
-        _options(given),
-        **{name: named[name] for name in ("limit", "held_out", "examples", "template", "device")},
-    )
+    named = {name: vars(given)[name] for name in ("limit", "held_out", "examples", "template", "device")}
+    training.tune(given.model, given.prompts, given.output, _options(given), **named)
 
 
 def _collect(given: argparse.Namespace) -> None:
     model, tokenizer = training.load_for_training(given.model, given.device)
-    prompts = training.read_prompts(
-        given.prompts,
-        tokenizer,
-        **prompt_limits(model),
-        max_tokens=given.max_tokens,
-        limit=given.limit,
-        template=given.template,
-    )
+    bounds = {**prompt_limits(model), "max_tokens": given.max_tokens, "limit": given.limit}
+    prompts = training.read_prompts(given.prompts, tokenizer, **bounds, template=given.template)
     options = training.CollectOptions(given.max_tokens, given.rows, only_ended=True)
     print(json.dumps(training.collect_answers(model, tokenizer, prompts, given.output, options)))
 

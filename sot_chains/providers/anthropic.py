@@ -133,7 +133,8 @@ def _block(given: Any, message: BaseMessage) -> dict[str, Any] | None:
         return {name: value for name, value in given.items() if name != "index"}
     (part,) = HumanMessage([given]).content_blocks
     match part:
-        case {"type": "text", "text": str(text)} | {"value": {"type": "refusal", "refusal": str(text)}}:
+        # LangChain's standard knows refusals from langchain-core 1.8 on.
+        case {"type": "text", "text": str(text)} | {"refusal": str(text)} | {"value": {"refusal": str(text)}}:
             mark = given.get("cache_control") if isinstance(given, dict) else None
             block = {"type": "text", "text": text, **({"cache_control": mark} if mark else {})}
             return block if text.strip() else None  # blank ones are refused

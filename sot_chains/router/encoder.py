@@ -143,24 +143,13 @@ def find_minilm() -> Path:
     for location in (spec and spec.submodule_search_locations) or ():
         if all((folder := Path(location, "model")).joinpath(name).is_file() for name in _FILES):
             return folder
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
-    is_here = is_cached(MODEL_NAME, *_FILES, advice=f"Get it by: {INSTALL}")
-    return Path(snapshot_download(MODEL_NAME, allow_patterns=_FILES, local_files_only=is_here))
-
-
-def is_cached(model: str, *names: str, advice: str) -> bool:
-    """Whether the hub's cache has these files of ``model``.
-
-    If not, and the hub cannot be asked, an ``OSError`` within seconds: a download would retry for minutes.
-    """
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
+    is_here = all(isinstance(try_to_load_from_cache(MODEL_NAME, name), str) for name in _FILES)
     try:
-        if all(isinstance(try_to_load_from_cache(model, name), str) for name in names):
-            return True
-        HfApi().model_info(model, timeout=_HUB_TIMEOUT_SECONDS)
+        if not is_here:  # a download would retry for minutes
+            HfApi().model_info(MODEL_NAME, timeout=_HUB_TIMEOUT_SECONDS)
     except Exception as error:  # of whatever HTTP client the hub's library uses
-        missing = f"{model} is not on this machine, and the Hugging Face hub has not given it"
-        raise OSError(f"{missing} ({type(error).__name__}). {advice}") from error
-    return False
+        missing = f"{MODEL_NAME} is not on this machine, and the Hugging Face hub has not given it"
+        raise OSError(f"{missing} ({type(error).__name__}). Get it by: {INSTALL}") from error
+    return Path(snapshot_download(MODEL_NAME, allow_patterns=_FILES, local_files_only=is_here))

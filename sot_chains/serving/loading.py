@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
 
 PYTHON, LOCAL = "python:", "local:"
-_EXPECTED = "Expected a folder, a GGUF file, local:NAME for one on the hub, openai:NAME, anthropic:NAME"
+_EXPECTED = "Names of other models: local:NAME, openai:NAME, anthropic:NAME"
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Extras:
     make_copying: Callable[[Any, Path | None], Copying]  # for a model, with a folder of documents or None
     # What models run on here, given what to look for, and whether torch is to be loaded.
     examine_machine: Callable[[Mapping[str, Any], bool], Mapping[str, Any]] = lambda known, loads_torch: {}
+    # Raises, before anything is loaded, if there is no model at a path or of a name.
+    find_local: Callable[[str], object] = lambda path: None
 
 
 def find_vendor(name: str | None) -> str | None:
@@ -79,13 +81,16 @@ def find_model(
             raise ValueError(f"{name}: {error}; expected python:PACKAGE.FUNCTION") from error
     elif name.removeprefix(LOCAL) not in ("", "default"):
         path = os.path.expanduser(name.removeprefix(LOCAL))
-        with suppress(ImportError):  # what loads the model says which extra is missing
-            from sot_chains.router.encoder import is_cached
-
-            _ = os.path.exists(path) or is_cached(path, "config.json", advice=_EXPECTED)
+        try:
+            extras.find_local(path)
+        except (ImportError, OSError, ValueError) as error:
+            raise type(error)(f"{error}. {_EXPECTED}") from error
 
     def load(**options: Any) -> Any:
-        model = function() if function else extras.load_local(path, **options)
+        try:
+            model = function() if function else extras.load_local(path, **options)
+        except ImportError as error:
+            raise ImportError(f"{error}. {_EXPECTED}") from error
         if hasattr(model, "close"):
             opened.callback(model.close)
         return model

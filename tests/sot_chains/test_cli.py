@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from langchain_parallel_decoding.command import main
+from local_backend import find_model
 from sot_chains.cli import run
 from sot_chains.display import compare, printable
 from sot_chains.serving import Copying, Extras
@@ -25,6 +26,7 @@ from tests.sot_chains.server import MODEL, ChatServer, chat_server, unused_url
 NO_LOADING = Extras(
     lambda path, **options: pytest.fail("a model was loaded"),
     lambda model, docs: pytest.fail("references were made"),
+    find_local=find_model,
 )
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 

@@ -6,11 +6,14 @@ import copy
 import json
 import pickle
 import shutil
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from local_backend import ChatLocal
+import retrieval_copy.cli
+from local_backend import ChatLocal, batch
 from local_backend.models.default_model import packaged_file
 from local_backend.models.loading import load
 from tests.tiny import tiny_chat, tiny_chat_model, tiny_tokenizer
@@ -84,6 +87,43 @@ def test_single_files_and_missing_ones_are_named(
     for path in (tmp_path / "no" / "model", "~/no-such-model", "../no-such-model"):
         with pytest.raises(FileNotFoundError, match=r"no[-/].*model does not exist"):
             load(path)
+
+
+def test_a_name_of_no_model_is_looked_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By every command; a download would try for minutes. What is in the way of the right name is removed."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"question": "Hi"}')
+    asked, refused = [], socket.getaddrinfo
+
+    def note(*given: Any) -> Any:
+        asked.append(given)
+        return refused(*given)
+
+    monkeypatch.setattr(socket, "getaddrinfo", note)
+    with pytest.raises(OSError, match=r"nobody/model is not on this machine, .*: expected a folder"):
+        load("nobody/model")
+    with pytest.raises(SystemExit, match="2"):
+        batch.main([str(source), str(output), "--model", "nobody/model"])
+    assert retrieval_copy.cli.main(["examples/pottery", "--model", "nobody/model"]) == 1
+    assert len(asked) <= 6  # of two kinds of address each
+    out, err = capsys.readouterr()
+    assert "nobody/model is not on this machine" in out
+    assert "nobody/model is not on this machine" in err
+    with pytest.raises(SystemExit, match="2"):
+        batch.main([str(source), str(output), "--device", "cuda:77"])
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_name_in_the_hubs_cache_is_loaded_without_the_hub(whole: Path, tmp_path: Path) -> None:
+    kept, commit = tmp_path / "models--nobody--model", "0" * 40
+    shutil.copytree(whole, kept / "snapshots" / commit)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(commit)
+    chat = ChatLocal.from_pretrained("nobody/model", model_options={"cache_dir": tmp_path})
+    assert chat.model_name == "model"
+    chat.close()
 
 
 def test_a_tokenizer_that_is_missing_is_a_short_error(whole: Path, tmp_path: Path) -> None:

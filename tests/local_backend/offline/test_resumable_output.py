@@ -64,10 +64,17 @@ def test_a_run_killed_while_it_wrote_goes_on_after_the_last_whole_line(
 
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    with ResumableOutput(path, SETTINGS):
-        pass
+    with ResumableOutput(path, SETTINGS) as output:
+        output.add(RECORDS[0])
     with pytest.raises(ValueError, match=r"was begun with .*remove"):
         ResumableOutput(path, {**SETTINGS, "seed": 1})
+
+
+def test_a_run_that_has_done_nothing_leaves_nothing(tmp_path: Path) -> None:
+    """E.g. one whose model cannot be loaded: the same command with another model begins anew."""
+    with ResumableOutput(tmp_path / "out.jsonl", SETTINGS):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_files_of_others_are_left_as_they_are(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ async def survive(server: Aimock, num_answers: int) -> None:
     stats = server.stats()
     # A call that a deadline ends while it connects is an attempt that the server never sees.
     num_unseen = sum(trace["num_requests"] for _, trace in ended) - stats["requests"]
-    assert 0 <= num_unseen <= num_answers / 100
+    assert 0 <= num_unseen <= 1 + num_answers / 100
     assert set(stats["faults"]) >= set(FAULTS)
     reported = [trace["cost"]["reported"] for _, trace in ended]
     # The server counts a reply when it begins it: those cut at a deadline are the difference.

@@ -311,7 +311,7 @@ async def test_a_deadline_before_there_is_anything(eager: bool) -> None:
     assert await nothing_runs()
     plain = FakeProvider(pause=lambda asked, _: 10.0 * (asked == "plain"), answer=lambda _: PLAIN)
     with pytest.raises(DeadlineError, match="before the model wrote anything"):
-        await sot_over(plain, eager=eager).ainvoke(QUESTION, deadline_seconds=0.05)
+        await sot_over(plain, eager=eager).ainvoke(QUESTION, deadline_seconds=0.3)
     assert provider.num_running == plain.num_running == 0
 
 
