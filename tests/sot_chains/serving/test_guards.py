@@ -216,7 +216,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
 
 def test_a_reader_that_does_not_read_ends_what_runs_for_it() -> None:
-    endless = PacedChatModel(answer=lambda messages: ("x" * 2000 + " ") * 20_000, pause=0.002)  # > 40 s
+    endless = PacedChatModel(answer=lambda messages: ("x" * 20_000 + " ") * 2_000, pause=0.02)  # > 40 s
     with served(endless, client_timeout_seconds=0.3) as running:
         data = json.dumps({**BODY, "model": "paced", "stream": True}).encode()
         with socket.socket() as connection:
