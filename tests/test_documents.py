@@ -141,6 +141,27 @@ def test_pages_install_extras_that_exist_under_their_names() -> None:
     assert {*re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)} == extras - {"all"}
 
 
+def test_the_table_of_engines_says_what_was_measured() -> None:
+    page, results = (DOCS / "guides" / "engines.md").read_text("utf-8"), ROOT / "benchmarks" / "results"
+    newest = {
+        name: max(results.glob(f"*_{name}.json"))
+        for name in ("peers_cpu_default", "sot_models_default_normal")
+    }
+    peers, sot = (json.loads(file.read_text("utf-8"))["summary"] for file in newest.values())
+    assert f"({sot['equal_length_speedup_median']:.1f} at equal length)" in page
+    names = {"`transformers` `generate`": "transformers greedy", "llama.cpp, 4 bits": "llama.cpp greedy"}
+    names |= {"vLLM": "vLLM greedy", "vLLM, suffix decoding": "vLLM suffix"}
+    table = page.partition("| SmolLM2-135M | chat | documents | edits |\n|---|---|---|---|\n")[2].partition(
+        "\n\n"
+    )[0]
+    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert len(rows) == 7
+    for name, *figures in rows:
+        way = names.get(name, name.removeprefix("this engine, ").replace("`", ""))
+        found = [peers[kind][way]["tokens_per_second"] for kind in ("chat, 1", "documents, 1", "edit, 1")]
+        assert all(abs(float(figure) - one) <= 0.51 for figure, one in zip(figures, found, strict=True)), name
+
+
 def test_no_page_needs_a_script_from_elsewhere() -> None:
     """What draws Mermaid's diagrams would be fetched by every reader."""
     assert not [page.name for page in PAGES if "```mermaid" in page.read_text("utf-8")]
