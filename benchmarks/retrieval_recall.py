@@ -94,11 +94,11 @@ CORPORA: dict[str, Callable[[], Corpus]] = {"folder": folder, "packages": packag
 def ranked(corpus: Corpus) -> Iterator[tuple[str, Callable[[str], list[Document]]]]:
     """The ways to search ``corpus``."""
     most = max(_DEPTHS)
+    yield "words", BM25Retriever(documents=corpus.passages, k=most).invoke
     store = InMemoryVectorStore(SentenceEmbeddings())
     shown = [Document(in_context(one), id=one.id) for one in corpus.passages]
     store.add_documents(shown)
     known = {one.id: one for one in corpus.passages}
-    yield "words", BM25Retriever(documents=corpus.passages, k=most).invoke
     yield "meaning", lambda question: [known[one.id] for one in store.similarity_search(question, most)]
     yield "both", HybridRetriever(documents=corpus.passages, store=store, k=most).invoke
 

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -21,8 +22,14 @@ ARCHITECTURE = ROOT / "docs" / "explanation" / "architecture.md"
 COMMAND = "langchain_parallel_decoding"  # the command `sot`, above all three
 
 
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    """Of the module's syntax tree, which is read once for all tests."""
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
 def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -199,7 +206,7 @@ def test_functions_and_classes_stay_short(package: str) -> None:
     long = [
         (path.name, node.name, node.end_lineno - node.lineno + 1)
         for path in _modules(package)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in _nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         and (longest := _LONGEST_CLASS if isinstance(node, ast.ClassDef) else _LONGEST_FUNCTION)
         and node.end_lineno
@@ -220,7 +227,7 @@ def test_siblings_are_not_imported_by_string_either(package: str) -> None:
     found = {
         str(path.relative_to(ROOT))
         for path in _modules(package)
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in _nodes(path)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and siblings.fullmatch(node.value.rstrip(".:"))  # also the beginning of an f-string
@@ -238,7 +245,7 @@ _FOREIGN_ATTRIBUTES = {
 @pytest.mark.parametrize("room", ["answering", "calls", "providers"])
 def test_models_are_asked_only_for_what_a_protocol_declares(room: str) -> None:
     for path in _modules(f"sot_chains/{room}"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in _nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
                 named = node.args[1]
                 if isinstance(named, ast.Constant):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import re
 import tomllib
@@ -13,10 +13,11 @@ from typing import Any
 
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from nbclient.output_widget import OutputWidget
 
-from local_backend import ChatLocal
+from local_backend import ChatLocal, Engine
 from sot_chains import SkeletonOfThought
 from sot_chains.router.trained import WORDS_HEAD, Features, Head, TrainedRouter
 from tests.sot_chains.server import chat_server
@@ -48,8 +49,20 @@ def openai_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
+@pytest.fixture
+def loaded_once(default_chat: ChatLocal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ChatLocal.default`` takes the weights of all tests, and its answers are cut early."""
+    plain = default_chat.engine
+
+    def default(*, drafter: Any = "autoregressive", max_tokens: int, **_: object) -> ChatLocal:
+        engine = Engine(plain.model, plain.tokenizer, drafter, width_costs=plain.width_costs)
+        return ChatLocal(engine=engine, max_tokens=min(max_tokens, 12))
+
+    monkeypatch.setattr(ChatLocal, "default", default)
+
+
 @pytest.mark.parametrize("number", range(len(_python_blocks(README))))
-@pytest.mark.usefixtures("openai_in_the_environment")
+@pytest.mark.usefixtures("openai_in_the_environment", "loaded_once")
 def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     exec(compile(_python_blocks(README)[number], f"README.md, block {number}", "exec"), names)
@@ -60,6 +73,7 @@ def test_the_code_of_the_readme_runs(number: int, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("number", range(len(_python_blocks(CONTRIBUTING))))
+@pytest.mark.usefixtures("loaded_once")
 def test_the_code_for_contributors_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(_python_blocks(CONTRIBUTING)[number], f"CONTRIBUTING.md, block {number}", "exec"), {})
     assert capsys.readouterr().out.strip()
@@ -82,7 +96,7 @@ FIRST_PRINTED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", RUNNING_PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *RUNNING_PAGES], ids=lambda page: page.stem)
 @pytest.mark.usefixtures("openai_in_the_environment")
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
@@ -199,11 +213,15 @@ class _Client(NotebookClient):
 
 
 def _notebooks() -> list[Any]:
-    """Each takes half a minute in a separate process, so only the first one runs by default."""
-    return [pytest.param(path, marks=[] if path == NOTEBOOKS[0] else pytest.mark.slow) for path in NOTEBOOKS]
+    """Most take minutes; the one that runs by default asks a server on this machine and loads no model."""
+    slow = [pytest.mark.slow]
+    return [
+        pytest.param(path, id=path.stem, marks=[] if path.stem == "06_closed_models" else slow)
+        for path in NOTEBOOKS
+    ]
 
 
-@pytest.mark.parametrize("path", _notebooks(), ids=[path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", _notebooks())
 def test_the_notebook_runs_and_shows_a_picture(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     place = {"metadata": {"path": ROOT}}
@@ -211,7 +229,7 @@ def test_the_notebook_runs_and_shows_a_picture(path: Path) -> None:
     client.execute()
     shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
     assert _has_picture(shown)
-    source = json.dumps([cell.source for cell in notebook.cells if cell.cell_type == "code"])
+    source = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     assert not re.search(r"\b(def|class) ", source), "notebooks define no logic"
     if "WRITE_NOTEBOOKS" in os.environ:  # make notebooks
         for cell in notebook.cells:
@@ -238,6 +256,20 @@ def _is_of_this_run(output: Any) -> bool:
     data = output.get("data", {"text/plain": "printed"})
     is_bar = "application/vnd.jupyter.widget-view+json" in data or not data.get("text/plain")
     return is_bar or output.get("name") == "stderr"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_imports_what_there_is(path: Path) -> None:
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    python = "\n".join(map(TransformerManager().transform_cell, cells))
+    for node in ast.walk(
+        compile(python, path.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    ):
+        if isinstance(node, ast.Import):
+            assert all(import_module(one.name) for one in node.names)
+        if isinstance(node, ast.ImportFrom):
+            module = import_module(node.module or "")
+            assert not [one.name for one in node.names if not hasattr(module, one.name)], node.module
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])

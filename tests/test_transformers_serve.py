@@ -14,6 +14,9 @@ from local_backend.models.default_model import default_model_folder
 from sot_chains import ProviderError, SkeletonOfThought
 from tests.servers import free_port, transformers_serve
 
+# The other servers of other people's that the fast tests ask, over the same wire, are aimock's.
+pytestmark = pytest.mark.slow
+
 WEIGHTS = default_model_folder(torch.float32)
 QUESTION = "What helps against stress?"
 VICUNA = Path(__file__).parents[2] / "shared" / "data" / "questions" / "vicuna80.jsonl"
@@ -47,7 +50,6 @@ async def test_a_wrong_model_and_a_server_that_is_down_are_named(base_url: str) 
         )
 
 
-@pytest.mark.slow
 async def test_every_sixteenth_vicuna_question_is_answered_over_http(base_url: str) -> None:
     if not VICUNA.exists():
         pytest.skip(f"the Vicuna questions are not part of the project, and {VICUNA} is not here")

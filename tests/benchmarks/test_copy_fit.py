@@ -30,8 +30,8 @@ def answers(count: int, seed: int = 0) -> list[tuple[tuple[int, ...], tuple[int,
 
 
 def test_fitted_weights_guess_more_of_answers_that_they_were_not_fitted_to() -> None:
-    found = fit_to_answers(answers(100))
-    assert (found.num_fitted, found.num_held_out) == (30, 10)
+    found = fit_to_answers(answers(50))
+    assert (found.num_fitted, found.num_held_out) == (15, 5)
     assert found.tokens_per_forward > found.tokens_per_forward_before > 1
     assert ReferenceCopy(weights=found.weights).weights is found.weights
 
@@ -55,7 +55,7 @@ def test_the_command_writes_weights_that_the_drafter_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = [
-        {"prompt_ids": prompt, "answer_ids": answer, "has_ended": True} for prompt, answer in answers(40)
+        {"prompt_ids": prompt, "answer_ids": answer, "has_ended": True} for prompt, answer in answers(20)
     ]
     (tmp_path / "collection.json").write_text("{}")
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in stored))
@@ -65,7 +65,7 @@ def test_the_command_writes_weights_that_the_drafter_takes(
     written = json.loads(file.read_text("utf-8"))
     assert written["report"] == report
     # The same answers, the same weights.
-    assert TypeAdapter(CopyWeights).validate_python(written) == fit_to_answers(answers(40)).weights
+    assert TypeAdapter(CopyWeights).validate_python(written) == fit_to_answers(answers(20)).weights
 
 
 def test_a_folder_without_answers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import copy_ablation, copy_speed, copy_workloads
 from benchmarks.copy_speed import ratios
 from benchmarks.peers import Run, aside
+from benchmarks.peers_gpu import shortened
 from tests.tiny import tiny_tokenizer
 
 
@@ -27,7 +28,7 @@ def test_a_ratio_says_how_many_times_faster() -> None:
 def test_forced_answers_are_the_same_by_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     """Every decoding method writes the target, ours and others'."""
     tokenizer = tiny_tokenizer()
-    (task,) = copy_workloads.forced_tasks(tokenizer, 1, seed=4)
+    (task,) = shortened(copy_workloads.forced_tasks(tokenizer, 1, seed=4), 40)
     models = [aside(lambda: copy_workloads.random_llama("tiny", len(tokenizer), "cpu")) for _ in range(2)]
     for name, way in copy_speed.ways_of(models[0], models[1], tokenizer).items():
         run = way([task])

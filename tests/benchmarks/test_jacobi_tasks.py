@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.jacobi_tasks import TASKS, Case, Split, Task, draw_cases
@@ -43,7 +43,7 @@ def test_cases_are_the_same_for_the_same_seed_and_never_twice(task: Task) -> Non
 
 
 def test_what_is_held_out_is_not_trained_on(task: Task) -> None:
-    train = {case.prompt for seed in (0, 1) for case in _cases(task, "train", 1500, seed)}
+    train = {case.prompt for seed in (0, 1) for case in _cases(task, "train", 500, seed)}
     assert not train & {case.prompt for case in _cases(task, "test", 300)}
 
 
@@ -102,7 +102,6 @@ def test_sql_that_fails_writes_or_never_ends_is_wrong(sql: str, tmp_path: Path) 
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=80, deadline=None)
 def test_scores_of_any_text_are_told(text: str) -> None:
     assert not is_right(FACTS, text)
     assert number_of(text) is None or "answer is" in text

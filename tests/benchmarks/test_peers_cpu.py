@@ -29,14 +29,20 @@ def compared(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, An
     return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
 
-def test_every_way_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "kinds", [("edit",), pytest.param(("chat", "documents", "edit"), marks=pytest.mark.slow)], ids=len
+)
+def test_every_way_is_compared(
+    kinds: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     common = f"--model {folder} --dtype bfloat16 --cases 1 --tokens 6 --seconds 0 --batches 1 2"
+    common += f" --kinds {' '.join(kinds)}"
     results = compared(f"{common} --quantized-dtype bfloat16 --vllm-python nowhere", capsys)
     assert "nowhere" in results["absent"]["vLLM"]
     reason = results["absent"]["llama.cpp"]
     assert "llama" in reason or "GGUF" in reason  # which of the two is missing depends on `make peers`
     ours = [*DRAFTERS, *(f"{name}, int4" for name in DRAFTERS)]
-    for kind in ("chat", "documents", "edit"):
+    for kind in kinds:
         alone, together = results[f"{kind}, 1"], results[f"{kind}, 2"]
         assert list(alone) == [GREEDY, LOOKUP, *ours]
         assert list(together) == [GREEDY, *ours]  # there is no prompt lookup for batches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -116,8 +116,7 @@ def prompts() -> list[list[int]]:
     return ragged_prompts(20, longest=20)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("way", "temperature"), [*zip(WAYS, cycle([0.0, 1.0]), strict=False)])
 def test_answers_are_those_of_the_engine_alone(
     way: str,
     temperature: float,

@@ -189,6 +189,7 @@ def test_the_answer_as_reference_saves_most_forwards(
 
 
 _PARAMS = SamplingParams(max_tokens=18)
+_COMBINED = ("jacobi", "lookahead", "reference_copy")  # all take part in "combined"
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,10 @@ def plainly_written(default_chat: ChatLocal, asked: list[list[int]]) -> list[Com
     return default_chat.engine.generate(asked, _PARAMS)
 
 
-@pytest.mark.parametrize("drafter", [name for name in NAMES if name != "autoregressive"])
+@pytest.mark.parametrize(
+    "drafter",
+    ["combined", *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name in _COMBINED)],
+)
 def test_the_default_model_writes_the_same_with_every_drafter(
     drafter: str, default_chat: ChatLocal, asked: list[list[int]], plainly_written: list[Completion]
 ) -> None:
@@ -244,7 +248,13 @@ def _expected(prompt: tuple[int, ...], params: SamplingParams) -> dict[tuple[int
     return expected
 
 
-@pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=name, marks=[pytest.mark.slow] if name in _COMBINED else [])
+        for number, name in enumerate(NAMES)
+    ],
+)
 def test_sampled_texts_have_the_models_distribution(number: int, tokenizer: PreTrainedTokenizerBase) -> None:
     """Chi-square over 1,500 texts of three tokens; right code fails one set of seeds in 10,000 (p = 1e-4)."""
     prompt = (1, 4, 2, 1, 3, 2, 5, 1)

@@ -65,7 +65,7 @@ class TestIntegration(_WhatChatLocalIs, ChatModelIntegrationTests):
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
-        return {"max_tokens": 12}  # the suite asks nothing that a longer answer would show
+        return {"max_tokens": 6}  # the suite asks nothing that a longer answer would show
 
     @property
     def has_tool_calling(self) -> bool:

@@ -45,10 +45,9 @@ class Node(BaseModel):
 
 
 def test_the_default_model_fills_a_schema(default_chat: ChatLocal) -> None:
-    found = default_chat.with_structured_output(Person).invoke(TEXT)
-    assert (found.name, found.age, found.hobbies[0]) == ("Anna", 31, "chess")
     chunks = list(default_chat.with_structured_output(Person.model_json_schema()).stream(TEXT))
-    assert chunks[-1] == found.model_dump()
+    found = Person.model_validate(chunks[-1])
+    assert (found.name, found.age, found.hobbies[0]) == ("Anna", 31, "chess")
     assert len(chunks) > 3
     for chunk in chunks:  # each is the start of the whole
         assert list(found.model_dump())[: len(chunk)] == list(chunk)
