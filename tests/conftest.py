@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _MOST_MEMORY = 3_000_000_000  # bytes that a worker may hold before it looks for what can be given back
 
 
+# Processes that compile beside this one would each import torch, for the few graphs of the tests.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 settings.register_profile("quick", max_examples=30, deadline=None)
 settings.register_profile("thorough", max_examples=200, deadline=None)
 

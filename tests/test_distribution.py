@@ -51,13 +51,16 @@ for extra, use in missing + [(name, lambda name=name: ask(name)) for name in ("o
         assert f"pip install '.[{extra}]'" in str(error), error
     else:
         raise AssertionError(f"nothing was missing without the extra {extra}")
+
+from langchain_parallel_decoding.command import main
+assert main(["ask", "Why?"]) == main(["serve", "--model", "openai:m"]) == 1
 """
 
 
 def _run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -135,17 +138,11 @@ def test_it_answers_without_extras_and_without_torch(version: str, wheel: Path, 
     python = tmp_path / "empty" / "bin" / "python"
     install = (uv, "pip", "install", "--quiet", "--python", python)
     _run(*install, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
-    assert "1. **Plan**: Make a list." in _run(python, "-W", "error", "-c", PROGRAM, cwd=tmp_path)
-    sot = tmp_path / "empty" / "bin" / "sot"
-    assert "usage: sot" in _run(sot, "--help", cwd=tmp_path)
-    asked = subprocess.run([sot, "ask", "Why?"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert asked.returncode == 1
-    assert "pip install '.[local]'" in asked.stderr
-    served = subprocess.run(
-        [sot, "serve", "--model", "openai:m"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert served.returncode == 1
-    assert "pip install '.[serve]'" in served.stderr
+    said = _run(python, "-W", "error", "-c", PROGRAM, cwd=tmp_path)
+    assert "1. **Plan**: Make a list." in said
+    for extra in ("local", "serve"):  # what a command misses
+        assert f"pip install '.[{extra}]'" in said
+    assert "usage: sot" in _run(tmp_path / "empty" / "bin" / "sot", "--help", cwd=tmp_path)
 
 
 def test_all_say_the_same_version() -> None:
@@ -160,5 +157,6 @@ def test_all_say_the_same_version() -> None:
 def test_importing_the_package_imports_no_heavy_library() -> None:
     program = "import sot_chains, sys; print([n for n in %r if n in sys.modules])"
     heavy = ("torch", "transformers", "openai", "anthropic", "tiktoken", "tokenizers", "starlette", "rich")
+    heavy += ("matplotlib",)
     heavy += ("langchain_core.runnables.base", "langchain_core.tracers", "langsmith", "numpy", "jinja2")
     assert _run(sys.executable, "-c", program % (heavy,), cwd=ROOT).strip() == "[]"

@@ -30,6 +30,7 @@ def chain(request: pytest.FixtureRequest) -> Iterator[RetrievalCopyChain]:
         yield RetrievalCopyChain(HybridRetriever(documents=index.documents, store=store), chat)
 
 
+@pytest.mark.slow
 def test_a_follow_up_is_answered_with_what_it_refers_to(chain: RetrievalCopyChain) -> None:
     first = HumanMessage("What does the Birch room cost per day?")
     answer = chain.invoke([first, chain.invoke([first]), HumanMessage("And the Oak room?")])

@@ -52,7 +52,7 @@ def forwards_of(message: AIMessage) -> int:
     [
         ([CLAY, GLAZE], []),
         ([CLAY] * 3, [HumanMessage("Hello."), AIMessage("Good day to you.")]),
-        ([Document("窑炉" * 50), Document("\x00\udc80 x")], []),
+        ([Document("窑炉" * 20), Document("\x00\udc80 x")], []),
     ],
     ids=["two", "one thrice, after a turn", "another language and rubbish"],
 )
@@ -62,7 +62,7 @@ def test_answers_are_the_same_with_and_without_references(
     asked = [*history, HumanMessage(QUESTION)]
     texts = {
         RetrievalCopyChain(retriever(*documents), model, references=references).invoke(asked).text
-        for model, references in ((plain, ()), (chat, ()), (chat, (RetrievedDocuments(), EarlierTurns())))
+        for model, references in ((plain, ()), (chat, (RetrievedDocuments(), EarlierTurns())))
     }
     assert len(texts) == 1
 
@@ -116,10 +116,10 @@ def test_earlier_turns_are_copied_from(chat: ChatLocal, written: str) -> None:
 
 async def test_many_calls_at_once_share_one_engine(chat: ChatLocal) -> None:
     chain = RetrievalCopyChain(retriever(CLAY, GLAZE), chat, references=(RetrievedDocuments(),))
-    questions = [f"{QUESTION} ({number})" for number in range(6)]
-    one_by_one = [chain.invoke(question, max_tokens=10).text for question in questions]
-    assert [message.text for message in await chain.abatch(questions, max_tokens=10)] == one_by_one
-    assert [message.text for message in chain.batch(questions, max_tokens=10)] == one_by_one
+    questions = [f"{QUESTION} ({number})" for number in range(3)]
+    one_by_one = [chain.invoke(question, max_tokens=8).text for question in questions]
+    assert [message.text for message in await chain.abatch(questions, max_tokens=8)] == one_by_one
+    assert [message.text for message in chain.batch(questions, max_tokens=8)] == one_by_one
 
 
 @pytest.mark.slow

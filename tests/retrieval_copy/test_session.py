@@ -115,12 +115,37 @@ def test_a_pipe_is_read_to_its_end(console: Console, monkeypatch: pytest.MonkeyP
     assert ">>>cone reads" in text
 
 
-def test_on_a_terminal_answers_stream_footnotes_open_and_control_keys_work(tmp_path: Path) -> None:
-    """Everything is real here: the terminal, the process, the folder, its index and the default model."""
-    command = [
-        *("-m", "retrieval_copy", str(ROOT / "examples" / "pottery")),
-        *("--store", "bm25", "--index", str(tmp_path), "--max-tokens", "60", "--min-citation-tokens", "3"),
-    ]
+# A session as the command begins it, with a model that takes its time and quotes.
+_SESSION = """
+import asyncio
+from rich.console import Console
+from retrieval_copy import RetrievalCopyChain
+from retrieval_copy.cli import Session, line_reader
+from tests.retrieval_copy.fakes import GLAZE, QuotingModel, retriever
+
+class SlowModel(QuotingModel):
+    async def _astream(self, *args, **kwargs):
+        await asyncio.sleep(0.5)  # time to press a key
+        async for chunk in super()._astream(*args, **kwargs):
+            yield chunk
+
+console = Console(highlight=False)
+session = Session(RetrievalCopyChain(retriever(GLAZE), SlowModel(), min_citation_tokens=3), console)
+session.take("?")
+session.run(line_reader(console))
+"""
+
+
+@pytest.mark.parametrize("is_real", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_on_a_terminal_answers_stream_footnotes_open_and_control_keys_work(
+    is_real: bool, tmp_path: Path
+) -> None:
+    """The terminal and the process are real, with ``is_real`` the folder, its index and the model, too."""
+    command, asked = ["-c", _SESSION], QUESTION
+    if is_real:
+        command = ["-m", "retrieval_copy", str(ROOT / "examples" / "pottery"), "--store", "bm25"]
+        command += ["--index", str(tmp_path), "--max-tokens", "60", "--min-citation-tokens", "3"]
+        asked = "Who may open the kiln?"
     environment = {**os.environ, "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
     environment.pop("NO_COLOR", None)
     with pexpect.spawn(
@@ -134,14 +159,15 @@ def test_on_a_terminal_answers_stream_footnotes_open_and_control_keys_work(tmp_p
     ) as terminal:
         terminal.expect(r"Ctrl-C.{0,20}stops")  # the line may be wrapped
         terminal.expect_exact("> ")
-        terminal.sendline("Who may open the kiln?")
+        terminal.sendline(asked)
         terminal.expect_exact("…")  # stands there until the first token
         terminal.sendintr()
         terminal.expect_exact("(stopped)")
         terminal.expect_exact("> ")
-        terminal.sendline("Who may open the kiln?")
+        terminal.sendline(asked)
         terminal.expect(r"\[1\]\S* \S+\.(md|txt)")
-        terminal.expect_exact("tokens each")
+        if is_real:
+            terminal.expect_exact("tokens each")
         terminal.expect_exact("> ")
         terminal.sendline("1")
         terminal.expect(r"\x1b\[[\d;]*103m|\x1b\[[\d;]*48;5;11m")  # a bright yellow background

@@ -226,9 +226,9 @@ def test_what_would_be_passed_over_is_an_error(chat: ChatLocal) -> None:
 
 
 def test_logprobs_come_in_openais_shape(default_chat: ChatLocal) -> None:
-    message = default_chat.invoke(QUESTION, logprobs=True, top_logprobs=2, max_tokens=12)
+    message = default_chat.invoke(QUESTION, logprobs=True, top_logprobs=2, max_tokens=8)
     content = message.response_metadata["logprobs"]["content"]
-    assert len(content) == 12
+    assert len(content) == 8
     assert "".join(entry["token"] for entry in content) == message.text
     for entry in content:
         assert entry["bytes"] == list(entry["token"].encode())
@@ -241,9 +241,9 @@ def test_logprobs_come_in_openais_shape(default_chat: ChatLocal) -> None:
             <= 0
         )
     assert "logprobs" not in default_chat.invoke(QUESTION, max_tokens=2).response_metadata
-    chunks = list(default_chat.stream(QUESTION, logprobs=True, max_tokens=12))
+    chunks = list(default_chat.stream(QUESTION, logprobs=True, max_tokens=6))
     assert "logprobs" not in chunks[0].response_metadata or len(chunks) == 1
-    assert len(chunks[-1].response_metadata["logprobs"]["content"]) == 12
+    assert len(chunks[-1].response_metadata["logprobs"]["content"]) == 6
 
 
 async def test_the_tokens_of_messages_are_counted_as_they_are_read(chat: ChatLocal) -> None:
@@ -304,7 +304,7 @@ def test_retries_and_fallbacks(chat: ChatLocal) -> None:
 
 @pytest.mark.parametrize("max_concurrency", [None, 2])
 async def test_batches_keep_their_order(chat: ChatLocal, max_concurrency: int | None) -> None:
-    chat = chat.model_copy(update={"max_tokens": 60})
+    chat = chat.model_copy(update={"max_tokens": 30})
     questions = [f"{QUESTION} {'Really? ' * number}" for number in (5, 0, 3, 1, 4, 2)]
     alone = [chat.invoke(question).text for question in questions]
     config: Any = {"max_concurrency": max_concurrency} if max_concurrency else None
@@ -339,7 +339,7 @@ def test_a_stop_string_inside_a_draft_ends_the_answer_there(
     default_copying: ChatLocal, default_chat: ChatLocal, plain: AIMessage
 ) -> None:
     whole = plain.text
-    for stop in (whole.split(" ")[8], whole[50:53]):
+    for stop in (whole[50:53],):
         stopped = default_chat.invoke(QUESTION, stop=[stop])
         copied = default_copying.invoke(QUESTION, stop=[stop], references=[whole])
         assert copied.text == stopped.text == whole[: whole.index(stop)]

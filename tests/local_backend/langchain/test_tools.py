@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
@@ -113,7 +113,7 @@ async def test_calls_are_read_in_the_templates_format(scripted: tuple[Format, _M
         streamed: Any = None
         async for chunk in bound.astream(QUESTION):
             streamed = chunk if streamed is None else streamed + chunk
-        for one in (message, await bound.ainvoke(QUESTION), streamed):
+        for one in (message, streamed):
             assert _calls(one) == [expected] * num_calls, reply
             assert one.text == (form.text if reply.startswith("I look") else "")
             assert one.invalid_tool_calls == []
@@ -182,9 +182,11 @@ def test_a_forced_call_follows_its_schema(random_model: tuple[str, _Model]) -> N
         assert call[0] in names
         assert set(call[1]) == ({"stars", "kind"} if call[0] == "rate" else set())
         assert message.text == ""
-        assert _calls(sum_of(bound.stream(QUESTION))) == [call]
-        sampled = bound.invoke(QUESTION, temperature=1.0, seed=3)
-        assert len(sampled.tool_calls) == 1
+    assert _calls(sum_of(bound.stream(QUESTION))) == [call]
+    sampled = model.chat.bind_tools([rate, leave], tool_choice="any").invoke(
+        QUESTION, temperature=1.0, seed=3
+    )
+    assert len(sampled.tool_calls) == 1
     opening = {"hermes": "</think>\n\n<tool_call>\n", "mistral": "[TOOL_CALLS] ["}.get(name, "")
     assert model.prompts[-1].endswith(opening)
     with pytest.raises(OutputParserException, match=r"tool call was cut off .*raise max_tokens"):
@@ -211,7 +213,7 @@ def test_with_a_response_format_a_reply_is_a_call_or_follows_it(random_model: tu
     for seed in range(8):
         message = bound.invoke(QUESTION, temperature=60.0, seed=seed)
         num_calls += len(message.tool_calls)
-        if seed < 2:
+        if seed < 1:
             streamed = sum_of(bound.stream(QUESTION, temperature=60.0, seed=seed))
             assert (streamed.text, _calls(streamed)) == (message.text, _calls(message))
         if message.tool_calls:
@@ -219,6 +221,8 @@ def test_with_a_response_format_a_reply_is_a_call_or_follows_it(random_model: tu
             assert message.text == ""
         else:
             assert set(json.loads(message.text)) == {"name_it"}
+        if 0 < num_calls <= seed:  # both have come
+            break
     assert 0 < num_calls < 8
 
 
@@ -250,7 +254,6 @@ def test_results_go_back_through_the_template(scripted: tuple[Format, _Model]) -
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_a_stream_may_be_cut_anywhere(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(FORMATS)))
     form = FORMATS[name]
@@ -274,7 +277,6 @@ def test_a_stream_may_be_cut_anywhere(data: st.DataObject) -> None:
 @given(
     text=st.text(alphabet='{}[]"<>/:;,nametoolcarguspy_ \n|[TOOL_CALLS]', max_size=60), seed=st.integers(0, 9)
 )
-@settings(max_examples=40, deadline=None)
 def test_whatever_a_model_writes_nothing_is_raised_and_no_text_is_lost(text: str, seed: int) -> None:
     for name, form in FORMATS.items():
         begun = form.call[: random.Random(seed).randrange(len(form.call))] + text

@@ -62,7 +62,7 @@ def _model(**settings: Any) -> LlamaForCausalLM:
     return model
 
 
-_PROMPTS = [[9], *ragged_prompts(5, seed=11, longest=40)]
+_PROMPTS = [[9], *ragged_prompts(3, seed=11, longest=40)]
 
 
 @functools.cache

@@ -168,8 +168,8 @@ def _dying(function: Callable[..., Any], at: int) -> Callable[..., Any]:
     "killed",
     [
         (Training, "step", 2),  # before the first checkpoint
-        (Training, "step", 5),
-        (Training, "keep_if_best", 2),
+        pytest.param((Training, "step", 5), marks=pytest.mark.slow),
+        pytest.param((Training, "keep_if_best", 2), marks=pytest.mark.slow),
         (torch, "save", 3),  # while a checkpoint is written
         # While the model is written: its configuration is there, its weights are not.
         (modeling_utils, "safe_save_file", 1),
@@ -206,7 +206,7 @@ def test_a_command_that_is_killed_ends_with_the_weights_of_one_that_is_not(folde
     assert _are_equal(folder / "whole", folder / "cut")
 
 
-@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("rank", [None, pytest.param(2, marks=pytest.mark.slow)])
 def test_after_its_time_it_pauses_and_goes_on_to_the_same_weights(
     folder: Path, whole: Path, rank: int | None
 ) -> None:

@@ -58,10 +58,11 @@ def serving(*arguments: str, **environment: str) -> Iterator[str]:
     assert re.sub("Loading weights:.*", "", said).strip() == ""  # the progress bar of a local model
 
 
-def test_it_serves_a_vendors_model_and_a_folder_until_it_is_interrupted() -> None:
+def test_it_serves_a_vendors_model_and_a_folder_until_it_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "hours.txt").write_text("The shop opens at nine.")
     with chat_server() as upstream:
         upstream.key = "ours"
-        arguments = ("--model", f"openai:{MODEL}", "--base-url", upstream.url, "--docs", "examples/pottery")
+        arguments = ("--model", f"openai:{MODEL}", "--base-url", upstream.url, "--docs", str(tmp_path))
         with serving(*arguments, "--profile", "small", "--api-key", "theirs", OPENAI_API_KEY="ours") as url:
             headers = {"authorization": "Bearer theirs"}
             names = [one["id"] for one in httpx.get(f"{url}/v1/models", headers=headers).json()["data"]]
