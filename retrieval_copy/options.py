@@ -20,7 +20,7 @@ from retrieval_copy.citations.quoting import quoting_grammar
 from retrieval_copy.citations.sentences import placed_sentences
 from retrieval_copy.conversation import Conversation
 from retrieval_copy.model_adapter import Transport
-from retrieval_copy.prompting import DOCUMENT_PROMPT, excerpts, in_context, nearest_sentences
+from retrieval_copy.prompting import DOCUMENT_PROMPT, excerpts, in_context, nearest_sentences, path_of
 from retrieval_copy.references import ReferenceSource, cleaned
 from retrieval_copy.stores.stores import HybridRetriever
 
@@ -28,7 +28,7 @@ from retrieval_copy.stores.stores import HybridRetriever
 # message; and the document budget if the model does not report its context length.
 _ANSWER_TOKENS, _REQUEST_TOKENS, _LAYOUT_TOKENS, _DOCUMENT_TOKENS = 1024, 64, 8, 12_000
 
-_READ_TOKENS = 64  # of each passage, by a model that only quotes
+_READ_TOKENS = 48, 144  # of each passage, by a model that only quotes; where a sentence is longer
 
 OnUnsupported = Literal["mark", "refuse"]
 
@@ -79,8 +79,8 @@ class AnswerOptions:
         if not shown:  # no documents: send the conversation unchanged
             return list(conversation.messages), []
         laid_out = [
-            self._laid_out(documents[excerpt.document], self._read(excerpt.text, asked), number)
-            for number, excerpt in enumerate(shown, start=1)
+            self._laid_out(documents[index], self._read(text, asked), number)
+            for number, (index, text) in enumerate(shown.items(), start=1)
         ]
         prompt = self.prompt.invoke(
             {
@@ -90,13 +90,15 @@ class AnswerOptions:
                 "history": [] if self.quotes else list(conversation.history),
             }
         )
-        return [*conversation.system, *prompt.to_messages(), *conversation.after], [one.text for one in shown]
+        return [*conversation.system, *prompt.to_messages(), *conversation.after], [*shown.values()]
 
     def _read(self, text: str, asked: Question) -> str:
         """What the model reads of a passage: if it only quotes, the nearest sentences and the headings."""
-        heading = text[: text.find("\n") + 1] if text.startswith("# ") else ""
-        nearest = self.quotes and nearest_sentences(text, asked, _READ_TOKENS, self.count)
-        return heading + nearest if nearest else text
+        sizes = [self.count(path_of(text)) + num_tokens for num_tokens in _READ_TOKENS]
+        if not self.quotes or self.count(text) <= sizes[0]:
+            return text
+        read = (nearest_sentences(text, asked, size, self.count) for size in sizes)
+        return next(filter(None, read), text)
 
     async def asked(self, question: str, documents: Sequence[Document]) -> Question:
         """What ``question`` asks for, and how near ``documents`` are to it if the retriever knows that."""

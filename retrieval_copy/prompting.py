@@ -8,7 +8,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from typing import NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
@@ -55,44 +54,40 @@ def in_context(document: Document) -> str:
     return text if context == "# \n" or text.startswith(context) else context + text
 
 
-class Excerpt(NamedTuple):
-    """The part of a document, by its index, that the prompt shows: all of it, or its nearest sentences."""
-
-    document: int
-    text: str
+def path_of(text: str) -> str:
+    """The line of title and headings that ``text`` begins with, if it does."""
+    return text[: text.find("\n") + 1] if text.startswith("# ") else ""
 
 
 def excerpts(
     texts: Sequence[str], asked: Question, *, max_tokens: int, count: Callable[[str], int]
-) -> list[Excerpt]:
-    """Selects the distinct texts that fit into ``max_tokens``, in order, and sentences of the next one.
+) -> dict[int, str]:
+    """The distinct texts that fit into ``max_tokens``, by index and in order, and sentences of the next.
 
     Those that answer what is ``asked`` best are preferred; ``count`` counts the tokens of a text.
     """
-    shown = []
-    seen = set[str]()
+    shown: dict[int, str] = {}
     for number, text in enumerate(texts):
-        if not text.strip() or text in seen:
+        if not text.strip() or text in shown.values():
             continue
-        seen.add(text)
         if len(text) <= max_tokens * _MOST_CHARACTERS_PER_TOKEN and (num_tokens := count(text)) <= max_tokens:
             max_tokens -= num_tokens
-            shown.append(Excerpt(number, text))
+            shown[number] = text
             continue
         part = nearest_sentences(text, asked, max_tokens, count) if max_tokens >= _MIN_EXCERPT_TOKENS else ""
-        shown += [Excerpt(number, part)] if part else []
-        break
+        return shown | ({number: part} if part else {})
     return shown
 
 
 def nearest_sentences(text: str, asked: Question, max_tokens: int, count: Callable[[str], int]) -> str:
-    """The sentences of ``text`` that answer what is ``asked`` best, in order, in so many tokens."""
-    sentences, gap = placed_sentences(text), count(_GAP)
-    chosen: list[int] = []
-    for number in sorted(range(len(sentences)), key=lambda number: -asked.score(sentences[number])):
-        max_tokens -= count(sentences[number].text) + gap
+    """The sentences of ``text`` that answer what is ``asked`` best, below its path, in so many tokens."""
+    parts, path, gap = placed_sentences(text), path_of(text), count(_GAP)
+    chosen, max_tokens = list[int](), max_tokens - count(path)
+    below = [number for number, part in enumerate(parts) if part.text not in path]
+    for number in sorted(below, key=lambda number: -asked.score(parts[number])):
+        max_tokens -= count(parts[number].text) + gap
         if max_tokens < 0:
             break
         chosen.append(number)
-    parts = [(_GAP, " ")[number - 1 in chosen] + sentences[number].text for number in sorted(chosen)]
-    return "".join(parts).removeprefix(_GAP)
+    shown = "".join((_GAP, "\n")[number - 1 in chosen] + parts[number].text for number in sorted(chosen))
+    return path * bool(shown) + shown.removeprefix(_GAP)
