@@ -150,7 +150,7 @@ def test_the_command_asks_the_default_model_unless_told_otherwise(
 ) -> None:
     asked: list[object] = []
     file = tmp_path / "model.gguf"
-    file.touch()  # that it is there is looked at first
+    file.write_bytes(b"GGUF")  # that it is there, and not empty, is looked at first
 
     def load(cls: type[ChatLocal], path_or_name: object, **options: object) -> ChatLocal:
         asked.append(path_or_name)
