@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import json
 import logging
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -36,13 +37,12 @@ from retrieval_copy.stores.folder_index import FORMAT, FolderIndex, IndexReport
 from retrieval_copy.stores.stores import BM25Retriever, HybridRetriever, SentenceEmbeddings, qdrant_store
 from retrieval_copy.with_citations import RetrievalListener
 
-_PIPED_WIDTH = 100
+_WIDTH = 100  # of text for a pipe
 _MOST_SKIPPED = 10  # named one by one
 _INTERRUPTED = 130  # as shells report it
 
 HELP = "a question, or a footnote's number to see its passage; q leaves, Ctrl-C stops an answer"
 _PROMPT = "> "
-_LEAVE = frozenset({"q", "quit", "exit"})
 _MAX_TURNS = 3  # earlier turns that the model sees
 _MOST_NEAREST = 3  # passages that are shown where none surely answers
 
@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     add("--k", type=int, default=4, help="passages to retrieve")
     add("--max-tokens", type=int, help="maximum tokens of an answer (256)")
     add("--min-citation-tokens", type=int, default=3, help="minimum words in a citation")
+    add("--json", action="store_true", help="print the answer, its support and citations as JSON alone")
     return arguments
 
 
@@ -70,8 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):  # not every terminal has every character, or speaks Unicode
             stream.reconfigure(errors="replace")
     options = parser().parse_args(arguments)
+    if options.json and not options.question:
+        parser().error("--json answers one QUESTION: name it behind the folder")
     logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of flaws that do not matter
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console = Console(stderr=options.json, highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     try:
         if not options.docs.is_dir():
             raise NotADirectoryError(f"{options.docs} is not a folder")
@@ -136,7 +139,10 @@ def _answer(options: argparse.Namespace, retriever: BaseRetriever, console: Cons
         chain = RetrievalCopyChain(retriever, chat, min_citation_tokens=options.min_citation_tokens)
         bound = {} if options.max_tokens is None else {"max_tokens": options.max_tokens}
         session = Session(chain, console, bound)
-        if options.question is not None:
+        if options.json:
+            message = chain.invoke(options.question, **bound)
+            print(json.dumps({"answer": message.text, **message.response_metadata}))
+        elif options.question is not None:
             session.ask(options.question)
         else:
             console.print(f"Type {HELP}", style="dim", markup=False)
@@ -170,7 +176,7 @@ class Session:
             except KeyboardInterrupt:
                 self._console.print("(q leaves)", style="dim")
                 continue
-            if line.lower() in _LEAVE:
+            if line.lower() in {"q", "quit", "exit"}:
                 return
             self.take(line)
 

@@ -40,8 +40,6 @@ document."""
 BOUNDS = {"max_tokens": 256, "stop": ["\nQuestion:", "\nPassages:"]}
 """Where answers to the default prompt end: small models go on with a question of their own."""
 
-# A shorter excerpt of a document is not useful.
-_MIN_EXCERPT_TOKENS = 32
 # Upper bound for any tokenizer; avoids counting the tokens of texts that cannot fit.
 _MOST_CHARACTERS_PER_TOKEN = 16
 _GAP = "\n[...]\n"
@@ -74,7 +72,7 @@ def excerpts(
             max_tokens -= num_tokens
             shown[number] = text
             continue
-        part = nearest_sentences(text, asked, max_tokens, count) if max_tokens >= _MIN_EXCERPT_TOKENS else ""
+        part = nearest_sentences(text, asked, max_tokens, count)
         return shown | ({number: part} if part else {})
     return shown
 

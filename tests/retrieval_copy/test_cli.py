@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from io import BytesIO, StringIO, TextIOWrapper
@@ -45,6 +46,19 @@ def test_it_indexes_once_and_answers(
     assert "tokens each" in first
     assert run(*asked) == 0
     assert "0 indexed, 1 unchanged" in capsys.readouterr().out
+
+
+def test_a_script_gets_json_alone(docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (docs, "When is the kiln opened?", "--store", "bm25", "--index", tmp_path / "index", "--json")
+    assert run(*asked) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert "eighty degrees" in found["answer"]
+    assert found["retrieval"]["supported"] is True
+    assert [citation["document"] for citation in found["citations"]] == [0]
+    assert "1 indexed" in said.err
+    with pytest.raises(SystemExit, match="2"):
+        run(docs, "--json")
 
 
 def test_every_mark_of_a_citation_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
