@@ -217,7 +217,7 @@ def find_text(value: object) -> str:
     return "".join(find_text(part.get("text")) for part in items(value) if part.get("type", "text") == "text")
 
 
-_TOKEN = re.compile(rf"\s*(?:[{HAN}]|[^\s{HAN}]+)")
+_TOKEN = re.compile(rf"\s*(?:[{HAN}]|[^\s{HAN}]{{1,32}})")  # of a word without an end: parts, which may loop
 _NOT_COMPARED = " \t\r\n.,;:!?\"'*()"
 _NUM_WORDS, _NUM_REPEATS = 8, 3
 

@@ -127,6 +127,7 @@ def test_a_loop_ends_before_its_first_repetition(size: int) -> None:
         (f"{LINE} {LINE} and then something else. {LINE}", f"{LINE} {LINE} and then something else."),
         ("very " * 40, "very"),
         ("我们应该保护环境因为环境重要，" * 5, "我们应该保护环境因为环境重要，"),
+        ("About 1" + "0" * 500, "About 1" + "0" * 63),  # one word
     ):
         guard = LoopGuard()
         assert guarded(guard, text, [size] * len(text)) == kept
