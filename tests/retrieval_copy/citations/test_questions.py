@@ -23,6 +23,8 @@ SURELY, MAYBE, NEVER = 0.5, 0.25, 0.0
         ("How much is the audio guide?", "The audio guide has 42 stations.", MAYBE),
         ("How much is the audio guide?", "Article: Audio guide; Price: 3.50", SURELY),
         ("How much is the audio guide?", "The audio guide costs €3.", SURELY),
+        ("How much is the audio guide?", "That of the new eight is new.", NEVER),
+        ("How much is the audio guide?", "It is three for members.", MAYBE),
         ("How much is the audio guide?", "The audio guide is free.", SURELY),
         ("What does a student pay?", "Member: Student; Fee: 145 EUR", SURELY),
         ("Was bezahlt ein Kind?", "Kinder zahlen 3 Euro.", SURELY),
