@@ -71,7 +71,7 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_done_nothing_leaves_nothing(tmp_path: Path) -> None:
-    """E.g. one whose model cannot be loaded: the same command with another model starts from the beginning."""
+    """E.g. one whose model cannot be loaded: the same command can be given with another model."""
     with ResumableOutput(tmp_path / "out.jsonl", SETTINGS):
         pass
     assert not list(tmp_path.iterdir())
