@@ -20,9 +20,9 @@ from torch.nn.functional import pad
 
 from local_backend.drafting import make_drafter
 
-_COLDEST, _LARGE_EXPONENT = 1e-30, 60  # in a calculation
+_COLDEST, _LARGE = 1e-30, 2.0**60  # in a calculation
 _READ_AT_ONCE = ("cpu",)  # devices whose values can be read without waiting for them
-_BLOCK, _LEAST_BLOCK, _NUM_PARTS = 256, 32, 8  # tokens, and parts of a vocabulary
+_BLOCK, _LEAST_BLOCK, _NUM_PARTS = 256, 32, 3  # tokens, and parts of a vocabulary
 _BELOW_ONE = 1 - 2**-40
 # Of each number: its kind, its least and greatest value, and these in words.
 _BOUNDS: dict[str, tuple[Any, float, float, str]] = {
@@ -38,6 +38,7 @@ _BOUNDS: dict[str, tuple[Any, float, float, str]] = {
     "logprobs": (Integral, 0, math.inf, "None or the number of alternatives"),
 }
 _OPTIONAL = ("max_tokens", "seed", "logprobs")
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,22 +139,31 @@ def sample(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[
         Token ids ``[positions]`` on the device of ``scores``; -1 where no token can be drawn, because the
         scores hold NaN or rule out every token.
     """
-    look_up = _look_up_refusing if scores.device.type in _READ_AT_ONCE else _look_up_sorted
-    return look_up(_weights(scores, params), params, uniforms)
+    if scores.device.type not in _READ_AT_ONCE:
+        return _look_up_sorted(scores, params, uniforms)
+    tokens = torch.empty(len(params), dtype=torch.long)
+    for is_few, look_up in ((True, _look_up_among_few), (False, _look_up_refusing)):
+        rows = [number for number, one in enumerate(params) if (one.top_k > 0) == is_few]
+        if len(rows) == len(params):
+            return look_up(scores, params, uniforms)
+        if rows:
+            chosen = [params[row] for row in rows], [uniforms[row] for row in rows]
+            tokens[rows] = look_up(scores[rows], *chosen)
+    return tokens
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None]
 
 
+def _factors(params: Sequence[SamplingParams], like: Tensor) -> Tensor:
+    return math.log2(math.e) / _column([max(one.temperature, _COLDEST) for one in params], like)
+
+
 def _weights(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Probabilities at each temperature times a number of the row's own, in place of ``scores``."""
-    factors = math.log2(math.e) / _column([max(one.temperature, _COLDEST) for one in params], scores)
-    peaks = scores.amax(-1, keepdim=True)
-    is_large = (peaks * factors).abs() > _LARGE_EXPONENT
-    if scores.device.type not in _READ_AT_ONCE or is_large.any():
-        scores -= peaks.where(is_large, 0)  # of each row alone: others do not change what it draws
-    return scores.mul_(factors).exp2_()
+    scores -= scores.amax(-1, keepdim=True)
+    return scores.mul_(_factors(params, scores)).exp2_()
 
 
 def _filtered(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -173,12 +183,12 @@ def _filtered(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def _blocks(weights: Tensor) -> Tensor:
-    """``[positions, blocks, tokens of a block]``; the last block may be filled up with zeros."""
-    size = math.gcd(weights.shape[-1], _BLOCK)
+def _blocks(values: Tensor, fill: float = 0) -> Tensor:
+    """``[positions, blocks, tokens of a block]``; the last block may be filled up."""
+    size = math.gcd(values.shape[-1], _BLOCK)
     if size < _LEAST_BLOCK:
-        size, weights = _BLOCK, pad(weights, (0, -weights.shape[-1] % _BLOCK))
-    return weights.view(len(weights), -1, size)
+        size, values = _BLOCK, pad(values, (0, -values.shape[-1] % _BLOCK), value=fill)
+    return values.view(len(values), -1, size)
 
 
 def _look_up(library: Any, blocks: Any, sums: Any, uniforms: Sequence[float]) -> Any:
@@ -190,96 +200,85 @@ def _look_up(library: Any, blocks: Any, sums: Any, uniforms: Sequence[float]) ->
     ends = library.cumsum(sums, -1, dtype=library.float64)  # [positions, blocks]
     total = ends[:, -1:]
     target = library.asarray(uniforms, dtype=library.float64, **place)[:, None] * _BELOW_ONE * total
-    block = library.clip((ends <= target).sum(-1), 0, ends.shape[1] - 1)
+    block = (ends[:, :-1] <= target).sum(-1)
     each = library.arange(len(block), **place)
     inside = library.cumsum(blocks[each, block], -1, dtype=library.float64)
     # Both sums round: what is looked up must lie within the block.
-    before = ends[each, block] - sums[each, block]
-    rest = library.minimum(library.clip(target[:, 0] - before, 0, None), inside[:, -1] * _BELOW_ONE)
+    rest = abs(target[:, 0] - (ends[each, block] - sums[each, block]))
+    rest = library.minimum(rest, inside[:, -1] * _BELOW_ONE)
     token = block * blocks.shape[-1] + (inside <= rest[:, None]).sum(-1)
     return library.where(total[:, 0] > 0, token, -1)
 
 
-def _look_up_sorted(weights: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
-    """A token of those that the filters leave."""
+def _look_up_sorted(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
+    """A token of those that the filters leave; overwrites ``scores``."""
+    weights = _weights(scores, params)
     blocks = _blocks(_filtered(weights, params) if any(one.is_filtered for one in params) else weights)
     return cast("Tensor", _look_up(torch, blocks, blocks.sum(-1), uniforms))
 
 
-def _look_up_refusing(weights: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
-    """A token of those that the filters leave; overwrites ``weights``.
+def _look_up_among_few(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
+    """A token of those that are left, all at least the last of the ``top_k`` largest peaks of blocks."""
+    peaks = _blocks(scores, -math.inf).amax(-1).sort(descending=True).values
+    counts = [one.top_k if one.top_k <= peaks.shape[1] else 0 for one in params]
+    least = peaks.gather(1, (_column(counts, scores).long() - 1).clamp(min=0))
+    least[torch.tensor(counts) == 0] = -math.inf
+    least += 0 * peaks[:, :1]  # no score reaches NaN
+    rows, ids = np.divmod(np.flatnonzero(scores.numpy() >= least.numpy()), scores.shape[1])
+    places = np.arange(len(ids)) - np.searchsorted(rows, rows)
+    # In double precision the number of candidates of other rows cannot change what a row draws.
+    few = scores.new_full((len(params), int(places.max(initial=0)) + 1), -math.inf, dtype=torch.float64)
+    tokens = torch.zeros(few.shape, dtype=torch.long)
+    few[rows, places], tokens[rows, places] = scores[rows, ids].double(), torch.from_numpy(ids)
+    index = _look_up_sorted(few, params, uniforms)
+    return tokens.gather(1, index.clamp(min=0)[:, None])[:, 0].where(index >= 0, -1)
+
+
+def _look_up_refusing(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
+    """A token of those that ``top_p``, then ``min_p`` leave; overwrites ``scores``.
 
     Sorting takes ten times as long as all the rest on a CPU. So a token that a filter leaves out is refused,
     and another is looked up among those before it: what is taken has the same distribution.
     """
-    for one, row in zip(params, weights.numpy(), strict=True):
-        if 0 < one.top_k < len(row):
-            _keep_largest(row, one.top_k)
-    blocks = _blocks(weights)
+    blocks = _blocks(scores.mul_(_factors(params, scores)).exp2())
     sums = blocks.sum(-1).numpy()
-    tokens = _look_up(np, blocks.numpy(), sums, uniforms)
-    draws = {
-        number: _Draw(row, float(total), one.top_p * float(total), one.min_p, uniform)
-        for number, (row, total, one, uniform) in enumerate(
-            zip(weights.numpy(), sums.sum(-1), params, uniforms, strict=True)
-        )
-        if one.top_p < 1 or one.min_p > 0
-    }
-    while draws := {number: draw for number, draw in draws.items() if draw.refuses(int(tokens[number]))}:
-        blocks = _blocks(weights[[*draws]])
-        again = [draw.next_uniform() for draw in draws.values()]
-        tokens[[*draws]] = _look_up(np, blocks.numpy(), blocks.sum(-1).numpy(), again)
-    return torch.from_numpy(tokens)
+    totals = sums.sum(-1)
+    for extreme in np.flatnonzero(~((totals > 1 / _LARGE) & (totals < _LARGE))).tolist():
+        lower = scores[[extreme]] - scores[extreme].amax()  # of this row alone: others change nothing
+        blocks[extreme] = _blocks(lower.exp2_())[0]
+        sums[extreme] = blocks[extreme].sum(-1)
+    tokens: list[int] = _look_up(np, blocks.numpy(), sums, uniforms).tolist()
+    weights = blocks.flatten(1).numpy()
+    for row, (one, token) in enumerate(zip(params, tokens, strict=True)):
+        if token >= 0 and (one.top_p < 1 or one.min_p > 0):
+            tokens[row] = _first_left(weights[row], float(sums[row].sum()), token, one, uniforms[row])
+    return torch.tensor(tokens)
 
 
-def _keep_largest(weights: NDArray[np.float32], count: int) -> None:
-    """Set all but the ``count`` largest weights to 0; those that are equal to the least one stay."""
-    candidates, whole = np.arange(len(weights)), len(weights) // _BLOCK * _BLOCK
-    if whole // _BLOCK >= count:  # blocks hold at least that many weights of this size
-        peaks = weights[:whole].reshape(-1, _BLOCK).max(-1)
-        candidates = np.flatnonzero(weights >= np.partition(peaks, -count)[-count])
-    found = weights[candidates]
-    if len(found) >= count:  # fewer are left of NaN only
-        found *= found >= np.partition(found, -count)[-count]
-        weights[:] = 0
-        weights[candidates] = found
-
-
-@dataclass(slots=True)
-class _Draw:
-    """What may be drawn at one position."""
-
-    weights: NDArray[np.float32]
-    total: float  # of the weights
-    mass: float  # the tokens before an accepted one weigh less
-    min_p: float
-    uniform: float
-
-    def refuses(self, token: int) -> bool:
-        """Whether a filter leaves ``token`` out; if so, it and those after it get no weight."""
-        if token < 0:
-            return False
-        weights, weight = self.weights, float(self.weights[token])
-        least = self.min_p * float(weights.max()) if self.min_p else 0.0
-        if weight >= least and self._has_enough_behind(token, weight):
-            return False
+def _first_left(weights: Array, total: float, token: int, params: SamplingParams, uniform: float) -> int:
+    """The first of ``token`` and others drawn instead that the filters leave; overwrites ``weights``."""
+    mass, least = params.top_p * total, params.min_p * weights.max() if params.min_p else 0.0
+    while not _is_left(weights, total, token, mass, least):
+        weight = weights[token]
         weights[token:] *= weights[token:] != weight
-        np.multiply(weights, weights >= max(weight, least), out=weights)
-        self.total = float(weights.sum())
-        return True
+        weights *= weights >= max(weight, least)
+        uniform = random.Random(uniform).random()
+        ends = weights.cumsum(dtype=np.float64)
+        if not (total := float(ends[-1])):
+            return token  # the heaviest: sums round
+        token = int(ends.searchsorted(uniform * _BELOW_ONE * total, side="right"))
+    return token
 
-    def _has_enough_behind(self, token: int, weight: float) -> bool:
-        """Whether ``token`` and those after it are so heavy that those before it stay below the mass."""
-        missing = self.total - self.mass - weight
-        size = -(-len(self.weights) // _NUM_PARTS)
-        for start in range(0, len(self.weights), size):  # often the first parts are enough
-            if missing < 0:
-                return True
-            part = self.weights[start : start + size]
-            missing -= float(np.dot(part, part < weight))
-        return missing < weight * int(np.count_nonzero(self.weights[token + 1 :] == weight))
 
-    def next_uniform(self) -> float:
-        """Derived from the last one."""
-        self.uniform = random.Random(self.uniform).random()
-        return self.uniform
+def _is_left(weights: Array, total: float, token: int, mass: float, least: float) -> bool:
+    """Whether ``token`` weighs ``least`` or more and those before it, by weight, less than ``mass``."""
+    weight = float(weights[token])
+    before, size = total - weight, -(-len(weights) // _NUM_PARTS)
+    for start in range(0, len(weights), size):  # often the first parts are enough
+        if weight < least or before < mass:
+            break
+        part = weights[start : start + size]
+        before -= float(np.dot(part, part < weight))
+    if before >= mass:
+        before -= weight * int(np.count_nonzero(weights[token + 1 :] == weight))
+    return weight >= least and before < mass

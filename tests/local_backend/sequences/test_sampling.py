@@ -16,6 +16,7 @@ FILTERS: list[dict[str, float]] = [
     {},
     {"top_p": 0.7},
     {"top_p": 0.02},
+    {"top_p": 1e-9},
     {"min_p": 0.2},
     {"min_p": 0.9},
     {"top_k": 3},
@@ -96,7 +97,7 @@ def test_without_sorting_the_same_tokens_are_left(monkeypatch: pytest.MonkeyPatc
     ends = [0.0, 1 - 2**-53, *torch.linspace(0, 1 - 2**-24, 600).tolist()]
     rows = scores.repeat(len(ends), 1)
     assert set(sample(rows.clone(), [params] * len(ends), ends).tolist()) <= possible
-    monkeypatch.setattr(sampling, "_look_up_refusing", sampling._look_up_sorted)
+    monkeypatch.setattr(sampling, "_READ_AT_ONCE", ())
     assert set(sample(rows, [params] * len(ends), ends).tolist()) <= possible
 
 
