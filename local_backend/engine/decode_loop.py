@@ -176,7 +176,8 @@ class DecodeLoop:
         num_unread = max(len(row.unread) for row in rows)
         widest = widest_within(self.cache.most_new_tokens(0, len(rows)) - num_unread + 1)
         drafts = [
-            draft.within_vocabulary(self.vocabulary_size)
+            (Draft.chain(forced) if (forced := row.forced) else draft)
+            .within_vocabulary(self.vocabulary_size)
             .ending_with(row.end_token_ids)
             .truncated(max_tokens=widest - 1, max_depth=row.room - 1)
             for row, draft in zip(rows, self.drafter.propose(rows), strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args, runtime_checkable
 
@@ -72,10 +72,6 @@ class LearningPredictor(LengthPredictor, Protocol):
 
     def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
         """Learn the length of a complete answer to ``prompt``; called from any thread."""
-
-
-LogLength = Callable[[Sequence[int], int, SamplingParams], object]
-"""Called from any thread with a prompt, the tokens of its complete answer, and how it was sampled."""
 
 
 # Prompts are compared by prefixes of these lengths; those with the same prefix share a template.
@@ -169,8 +165,6 @@ class Scheduling:
             limited by ``gpu_memory_share``.
         gpu_memory_share: Of the GPU's memory that is free when the engine is made.
         max_overtakes: How many later rows may be admitted before a waiting row.
-        length_log: Logs prompts and answer lengths, to train a predictor on, e.g. the ``add`` of a
-            ``LengthLog`` of ``benchmarks.trained_lengths``.
 
     Raises:
         ValueError: The policy is unknown or a number is out of range.
@@ -181,7 +175,6 @@ class Scheduling:
     max_cache_bytes: int | None = None
     gpu_memory_share: float = 0.85
     max_overtakes: int = DEFAULT_MAX_OVERTAKES
-    length_log: LogLength | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in get_args(AdmissionPolicy):

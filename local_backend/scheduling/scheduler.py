@@ -21,7 +21,6 @@ from local_backend.scheduling.lengths import (
     AdmissionPolicy,
     LearningPredictor,
     LengthPredictor,
-    LogLength,
     ObservedLengths,
     Prediction,
     Scheduling,
@@ -68,7 +67,6 @@ class Scheduler:
         self._tickets: WeakKeyDictionary[Row, Ticket] = WeakKeyDictionary()  # of running rows
         self._reserved: WeakKeyDictionary[Row, int] = WeakKeyDictionary()  # tokens, prompts included
         self._num_draft_tokens = self._num_observed = 0
-        self._length_log: LogLength | None
         self._follow(scheduling)
 
     def __len__(self) -> int:
@@ -173,12 +171,6 @@ class Scheduler:
     def observe(self, row: Row) -> None:
         """Report the length of an answer that ended at an end token or stop string."""
         num_tokens = row.stats.num_tokens
-        if self._length_log is not None:
-            try:
-                self._length_log(row.prompt_token_ids, num_tokens, row.params)
-            except Exception as error:  # a failing log must not fail answers, or leave them waiting
-                _logger.warning("answer lengths are no longer logged: %s", error)
-                self._length_log = None
         predictor = self._predictor
         if self._uses_predictions and isinstance(predictor, LearningPredictor):
             self._guarded(lambda: predictor.observe(row.prompt_token_ids, num_tokens))
@@ -236,10 +228,9 @@ class Scheduler:
     # Predictions ---------------------------------------------------------------------------------
 
     def _follow(self, scheduling: Scheduling) -> None:
-        """Switch to another policy, predictor and length log."""
+        """Switch to another policy and predictor."""
         self._followed = scheduling
         self._predictor: LengthPredictor | None = scheduling.predictor or ObservedLengths()
-        self._length_log = scheduling.length_log
         self._num_observed = 0
         self._uses_predictions = self._max_tokens is not None or scheduling.policy != "first_come"
         self._queue.policy, self._queue.max_overtakes = scheduling.policy, scheduling.max_overtakes

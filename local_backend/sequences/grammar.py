@@ -129,7 +129,7 @@ class GrammarRule:
         if not end_token_ids:
             raise ValueError("a grammar needs a token that ends the answer: set stop_token_ids")
         self._end_token_ids = sorted(end_token_ids)
-        tokens = _make_tokens(tokenizer, vocabulary_size)
+        self._tokens = tokens = _make_tokens(tokenizer, vocabulary_size)
         if tokens.decode_str(tokenizer.encode("a", add_special_tokens=False)).startswith(" "):
             # It writes a space before the first word, which is no part of the text.
             grammar = 'start: " "? answer\n' + _START.sub("answer:", grammar, count=1)
@@ -149,6 +149,14 @@ class GrammarRule:
         for token in self._end_token_ids:
             _set_bit(bits, token, self._matcher.is_accepting())
         return bits
+
+    def forced(self, answer: list[int]) -> list[int]:
+        """A guess of the tokens of what must follow ``answer``, as far as only one text can."""
+        try:
+            self._read_to(answer)
+        except ValueError:  # told when the next token is chosen
+            return []
+        return self._tokens.tokenize_bytes(self._matcher.compute_ff_bytes())
 
     def _read_to(self, answer: list[int]) -> None:
         if answer[: len(self._read)] != self._read:

@@ -108,6 +108,11 @@ class Row:
         """Whether decoding is plain greedy, by the model's own scores."""
         return self.params.is_greedy and self.logits is None and self.biases is None and self.grammar is None
 
+    @property
+    def forced(self) -> list[int]:
+        """The tokens of what the row's grammar says must follow."""
+        return [] if self.grammar is None else self.grammar.forced(self.token_ids[self.num_prompt_tokens :])
+
     def uniform(self, place: int) -> float:
         """The row's own random number from 0 to below 1 for the token at ``place`` in its answer."""
         if self._generator is None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from benchmarks.trained_lengths import LengthLog
 from local_backend import Completion, Engine, SamplingParams
 from local_backend.caching.kv_cache import RaggedKVCache
 from local_backend.scheduling.lengths import AdmissionPolicy, Prediction, Scheduling
@@ -277,21 +273,3 @@ def test_a_limit_beyond_all_use_is_not_taken(
     with Engine(model, tokenizer, max_rows=2, scheduling=Scheduling(max_cache_bytes=2**40)) as engine:
         engine.generate([[20, 21]], SamplingParams(max_tokens=3))
         assert engine.peak_cache_bytes < 2**24
-
-
-def test_lengths_are_written_down_and_a_log_that_fails_costs_no_answer(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    prompts = ragged_prompts(12, seed=5)
-    path = tmp_path / "lengths.jsonl"
-    with Engine(model, tokenizer, scheduling=Scheduling(length_log=LengthLog(path).add)) as engine:
-        completions = engine.generate(prompts, SamplingParams(max_tokens=100))
-        lines = path.read_text("utf-8").splitlines()
-        path.unlink()
-        path.mkdir()  # cannot be written any more
-        assert len(engine.generate(prompts, SamplingParams(max_tokens=100))) == 12
-    ended = [len(one.token_ids) for one in completions if one.finish_reason == "stop"]
-    assert sorted(json.loads(line)["num_tokens"] for line in lines) == sorted(ended)
-    broken: Any = object()  # cannot be called
-    with Engine(model, tokenizer, scheduling=Scheduling(length_log=broken)) as engine:
-        assert len(engine.generate(prompts, SamplingParams(max_tokens=100))) == 12
