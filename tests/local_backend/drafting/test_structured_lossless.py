@@ -84,7 +84,7 @@ def test_tokens_are_the_same_with_drafts(drafter: str, temperature: float) -> No
 def test_what_a_schema_forces_is_drafted_whatever_the_drafter() -> None:
     """The names of properties and the signs around them take forwards of their own otherwise."""
     names = ("the first number", "another one", "last")
-    properties = dict.fromkeys(names, {"type": "integer", "maximum": 9})
+    properties = {name: {"type": "integer", "maximum": 9} for name in names}
     schema = {"type": "object", "properties": properties, "required": [*names]}
     with Engine(tiny_chat_model(), tiny_tokenizer(), "none") as engine:
         params = SamplingParams(max_tokens=200, grammar=json_grammar(schema))
