@@ -128,7 +128,7 @@ class Scheduler:
                     notify_safely(row, partial(row.finish, "cancelled"))
         for row in self._running.rows:
             if row.cancelled:
-                self._running.remove(row)
+                self._running.remove(row, keep=True)
                 notify_safely(row, partial(row.finish, "cancelled"))
 
     def admit(self) -> None:

@@ -51,7 +51,8 @@ class OutlineParser:
     "1." starts the list again, if there is only one point so far, and otherwise ends it.
 
     Args:
-        most_words: Of a heading; a longer one is a sentence, which is left out. ``None`` keeps it.
+        most_words: Of a heading; a longer one is a sentence, which is left out. ``None`` keeps it. With such
+            a bound headings from the second on end with their line.
         most_alike: The share of common words, of all words of two headings, from which on one counts as a
             repetition of the other.
 
@@ -141,6 +142,9 @@ class OutlineParser:
                 self._kind, self._indent, self._num_points = marker.kind, indent, 0
             self._num_points += 1
             self._nested_indent = math.inf
+            if self._most_words and self._num_points > 1:  # short headings end with their line
+                self._continues = False
+                self._complete()
         elif role == "nested":
             self._nested_indent, self._continues = min(self._nested_indent, indent), False
         elif not _WORD_CHARACTER.search(body):  # rules and fences separate as blank lines do

@@ -11,6 +11,7 @@ from sot_chains.prompts.profile import ENGLISH
 from tests.sot_chains.outline.test_skeleton import list_like
 
 texts = st.one_of(st.text(), st.text("12.) ab\n-*", max_size=80), list_like)
+words_bounds = st.sampled_from([None, 8])
 cuts = st.lists(st.integers(1, 7), max_size=40)
 
 
@@ -23,9 +24,11 @@ def pieces(text: str, lengths: list[int]) -> list[str]:
     return [*cut, text[start:]]
 
 
-def read(text: str, lengths: list[int], start: str | None, most: int | None) -> list[Point]:
+def read(
+    text: str, lengths: list[int], start: str | None, most: int | None, words: int | None = None
+) -> list[Point]:
     """The points that a reader gives out, each of which must stay."""
-    reader = OutlineReader(most)
+    reader = OutlineReader(most, words)
     reader.reply_start = start
     given: list[Point] = []
     for piece in pieces(text, lengths):
@@ -50,14 +53,14 @@ def test_what_is_parsed_of_a_beginning_is_parsed_of_the_whole(text: str, lengths
     assert parser.headings == whole
 
 
-@given(texts, cuts, st.sampled_from([None, "1.", "1. "]), st.sampled_from([None, 2, 3]))
-@example("1. Sleep well\n2. Sleep\nwell", [1] * 30, None, None)
-@example("Sure:\n  1. Sleep\n  2. Food", [1] * 30, "1.", None)
+@given(texts, cuts, st.sampled_from([None, "1.", "1. "]), st.sampled_from([None, 2, 3]), words_bounds)
+@example("1. Sleep well\n2. Sleep\nwell", [1] * 30, None, None, None)
+@example("Sure:\n  1. Sleep\n  2. Food", [1] * 30, "1.", None, 8)
 def test_points_given_out_do_not_depend_on_how_the_text_is_cut(
-    text: str, lengths: list[int], start: str | None, most: int | None
+    text: str, lengths: list[int], start: str | None, most: int | None, words: int | None
 ) -> None:
-    in_pieces = read(text, lengths, start, most)
-    at_once = read(text, [], start, most)
+    in_pieces = read(text, lengths, start, most, words)
+    at_once = read(text, [], start, most, words)
     assert in_pieces == at_once
     assert len(in_pieces) != 1
     assert [point.number for point in in_pieces] == list(range(1, len(in_pieces) + 1))
@@ -188,3 +191,14 @@ def test_half_a_heading_is_no_point(reply: str, headings: list[str]) -> None:
     reader.feed(reply)
     reader.end(is_cut=True)
     assert reader.headings == headings
+
+
+def test_a_short_heading_is_certain_at_the_end_of_its_line() -> None:
+    """So that an outline of as many points as are wanted ends there, not a few tokens later."""
+    reader = OutlineReader(max_points=3, most_words=8)
+    reader.reply_start = "1."
+    reader.feed(" Sleep\n2. Food\n3. Water")
+    assert not reader.is_over
+    reader.feed("\n")
+    assert reader.is_over
+    assert reader.headings == ["Sleep", "Food", "Water"]
