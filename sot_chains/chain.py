@@ -73,7 +73,7 @@ class SkeletonOfThought(ChatRunnable):
             Such a point is written once those are, and reads their text.
         conclusion: Whether the model concludes with all points in view.
         eager: Whether a point is written once the next one begins in the outline, with the outline up to it.
-            Pays where earlier points are longer or calls are limited (``benchmarks.frontier``).
+            Pays where calls run in one batch or are limited; by default as the profile says.
         on_failure: What to do about a point whose call fails. ``"retry"`` tries again and at last returns
             the answer without it, marked in the trace; ``"omit"`` leaves it out; ``"plain"`` answers the
             question in one piece instead, unless text has been read; ``"raise"`` raises. A function of point
@@ -113,7 +113,7 @@ class SkeletonOfThought(ChatRunnable):
         max_points: int | None = None,
         dependencies: bool = False,
         conclusion: bool = False,
-        eager: bool = False,
+        eager: bool | None = None,
         on_failure: OnFailure = "retry",
         retries: Retries | None = None,
         limits: Limits | None = None,
@@ -129,14 +129,15 @@ class SkeletonOfThought(ChatRunnable):
 
         provider = make_provider(model, **options)
         account = provider.account if isinstance(provider, VendorProvider) else None
+        chosen = choose_profile(profile, provider)
         self.options = AnswerOptions(
             provider=provider,
-            profile=choose_profile(profile, provider),
+            profile=chosen,
             detail=detail,
             max_points=max_points,
             dependencies=dependencies,
             conclusion=conclusion,
-            eager=eager,
+            eager=chosen.eager if eager is None else eager,
             on_failure=on_failure,
             retries=retries or Retries(),
             limiter=limiter_for(limits, account),

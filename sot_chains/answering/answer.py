@@ -173,7 +173,8 @@ class Answer:
             return load
         call = record.skeleton_call = Call("skeleton", "skeleton")
         record.calls.append(call)
-        reader = OutlineReader(messages.max_points, profile.heading_words, profile.most_alike)
+        bounds = profile.heading_words, profile.most_alike, profile.fewest_points
+        reader = OutlineReader(messages.max_points, *bounds, messages.templates.example_headings)
 
         def take(piece: str | None) -> bool:
             nonlocal load
@@ -189,8 +190,7 @@ class Answer:
 
         await self._caller.make(call, messages.outline(), take)
         reader.end(is_cut=reader.is_over or call.is_cut_off)
-        fault = load or reader.find_fault(messages.templates.example_headings)
-        points, record.skeleton_reply = reader.take(), reader.text
+        fault, points, record.skeleton_reply = load or reader.find_fault(), reader.take(), reader.text
         if fault and not record.parts:
             record.skeleton = Skeleton.of(reader.headings)
             return fault

@@ -93,15 +93,6 @@ class OutlineParser:
         self._line = ""
         self._complete()
 
-    @property
-    def begun_heading(self) -> str:
-        """The beginning of the heading that is being written; ``""`` if none is certain."""
-        if self._begins_point(self._line):
-            body = self._line.strip()
-            marker = read_marker(body)
-            return _clean(body[marker.end :] if marker else "")
-        return _clean(" ".join(self._heading))
-
     def _begins_point(self, line: str) -> bool:
         """Whether ``line``, which has not ended yet, is sure to begin the next point."""
         if self.is_over or not self._num_points:

@@ -6,13 +6,16 @@ Knows skeletons, not models: what a reply was begun with is asked of the caller.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Collection
+from operator import itemgetter
 
 from sot_chains.outline.list_parser import OutlineParser, read_marker
 from sot_chains.outline.skeleton import Point
 from sot_chains.outline.words import HAN, HAN_CHARACTER, num_words
 
 _MAX_CHARACTERS = 20_000  # a longer reply is no outline
+_ARTICLE = 3  # letters, at most
 _MAX_WORDS = 25  # of a heading, by the median: longer ones are an answer already
 
 
@@ -34,12 +37,14 @@ def outline_grammar(last: int, num_words: int, question: str) -> str:
 class OutlineReader:
     """Reads the reply to a skeleton request and gives out each point as soon as it is certain.
 
-    What was given out stays: another attempt at the reply only adds to it. The first point is held back
-    until a second one is certain, because fewer than two make no outline.
+    What was given out stays: another attempt at the reply only adds to it. Points are held back until there
+    are as many as make an outline, and while the headings have a fault.
 
     Args:
         max_points: How many points to take, at least 2; ``None`` takes all.
         most_words, most_alike: See :class:`~sot_chains.outline.list_parser.OutlineParser`.
+        fewest: How many points make an outline.
+        example_headings: Those of the examples, with case folded.
 
     Attributes:
         reply_start: What the reply was begun with, set before its text. A model may continue it or start
@@ -48,11 +53,17 @@ class OutlineReader:
     """
 
     def __init__(
-        self, max_points: int | None = None, most_words: int | None = None, most_alike: float = 1.0
+        self,
+        max_points: int | None = None,
+        most_words: int | None = None,
+        most_alike: float = 1.0,
+        fewest: int = 2,
+        example_headings: Collection[str] = (),
     ) -> None:
         self.reply_start: str | None = None
         self._bounds = most_words, most_alike
-        self._max_points = max_points
+        self._max_points, self._fewest = max_points, min(fewest, max_points or fewest)
+        self._example_headings = example_headings
         self._given: list[str] = []
         self.restart()
 
@@ -61,7 +72,6 @@ class OutlineReader:
         self.text = ""
         self._first_line: str | None = ""  # until it is known whether the model starts again
         self._parser = OutlineParser(*self._bounds)
-        self._is_ended = False
 
     def feed(self, text: str) -> None:
         """Reads the next piece of the reply."""
@@ -86,7 +96,6 @@ class OutlineReader:
             self._begin()
         if not is_cut:
             self._parser.end()
-        self._is_ended = True
 
     @property
     def is_over(self) -> bool:
@@ -100,17 +109,20 @@ class OutlineReader:
         """The headings read so far, without repetitions."""
         return self._parser.headings[: self._max_points]
 
-    def find_fault(self, example_headings: Collection[str] = ()) -> str | None:
-        """Why the headings, given those of the examples with case folded, are no outline; else ``None``."""
+    def find_fault(self) -> str | None:
+        """Why the headings are no outline; ``None`` if they are. Before the end those to come may mend it."""
         headings = self.headings
         if self._parser.num_sentences > len(headings):
             return "the points of the skeleton are sentences"
-        if len(headings) < 2:
-            found = "1 usable point" if headings else "no usable points"
-            return f"the skeleton has {found}, fewer than 2"
-        num_copied = sum(map(example_headings.__contains__, map(str.casefold, headings)))
-        if 2 * num_copied >= len(headings):
+        if len(headings) < self._fewest:
+            found = f"{len(headings) or 'no'} usable point{'s' * (len(headings) != 1)}"
+            return f"the skeleton has {found}, fewer than {self._fewest}"
+        folded = [*map(str.casefold, headings)]
+        if 2 * sum(map(self._example_headings.__contains__, folded)) >= len(headings):
             return "the skeleton copies the headings of the examples"
+        word, count = Counter(map(itemgetter(0), map(str.split, folded))).most_common(1)[0]
+        if self._bounds[1] < 1.0 and count > max(2, len(headings) / 2) and len(word) > _ARTICLE:
+            return f"{count} of {len(headings)} points of the skeleton begin with {word!r}"
         words = statistics.median(map(num_words, headings))
         if words > _MAX_WORDS:
             return f"the points of the skeleton are whole paragraphs, of {words:g} words by the median"
@@ -118,7 +130,7 @@ class OutlineReader:
 
     def take(self) -> list[Point]:
         """The points that have become certain since the last call."""
-        if not self._given and not self._has_two():
+        if not self._given and self.find_fault():
             return []
         given, new = set(map(str.casefold, self._given)), list[Point]()
         for heading in self._parser.headings[len(given) :]:
@@ -126,10 +138,3 @@ class OutlineReader:
                 self._given.append(heading)
                 new.append(Point(len(self._given), heading))
         return new
-
-    def _has_two(self) -> bool:
-        headings = self._parser.headings
-        if len(headings) != 1 or self._is_ended or self.is_over:  # over: the begun heading is dropped
-            return len(headings) > 1
-        begun = self._parser.begun_heading.casefold()
-        return any(map(str.isalnum, begun)) and not headings[0].casefold().startswith(begun)

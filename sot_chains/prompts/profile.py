@@ -237,6 +237,8 @@ class ModelProfile:
         short_answer: How many tokens of the plain answer a local model writes beside the points. It begins
             it beside the outline: if it is whole first, it is the answer.
         max_points: How many points an answer has at most; ``None`` for no bound.
+        fewest_points: With fewer points in its outline an answer is plain.
+        eager: Whether a point is written as soon as its heading is, if the chain does not say.
         heading_words: How many words a heading has, at most; longer ones are sentences and left out.
             ``None`` lets the model write what it likes.
         most_alike: The share of words from which on a heading counts as the repetition of an earlier one.
@@ -254,6 +256,8 @@ class ModelProfile:
     conclusion: ReplyBounds = ReplyBounds()
     short_answer: int = 0
     max_points: int | None = None
+    fewest_points: int = 2
+    eager: bool = False
     heading_words: int | None = None
     most_alike: float = 1.0
     filters: Collection[Filter] = ("heading", "overrun")

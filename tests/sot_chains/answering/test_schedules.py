@@ -53,10 +53,10 @@ async def test_points_are_begun_while_the_outline_is_written(streamed: bool) -> 
     assert text == ANSWER
     assert trace["skeleton"] == list(EXPANSIONS)
     ends = trace["skeleton_call"]["end_seconds"]
-    assert trace["points"][0]["start_seconds"] < trace["points"][1]["start_seconds"] < ends
-    # Its request shows the outline so far.
-    assert "1. Fixed hours\n\nWrite" in provider.requests[1]
-    assert "1. Fixed hours\n2. Dark room\n\nWrite" in provider.requests[2]
+    assert trace["points"][1]["start_seconds"] < ends
+    # Its request shows the outline so far; of one point alone there is none.
+    assert "1. Fixed hours\n2. Dark room\n\nWrite" in provider.requests[1]
+    assert "2. Dark room\n3. Less coffee\n\nWrite" in provider.requests[3]
     assert trace["num_requests"] == 4
     assert await nothing_runs()
 
@@ -124,7 +124,7 @@ async def test_an_outline_that_fails_while_points_are_written() -> None:
 async def test_a_deadline_while_the_outline_is_written() -> None:
     provider = FakeProvider(between=lambda asked: 0.03 if asked == "outline" else 0.0)
     sot = sot_of(provider, eager=True)
-    text, trace = await shown(sot, deadline_seconds=0.15)
+    text, trace = await shown(sot, deadline_seconds=0.21)
     assert text.startswith("1. **Fixed hours**: Go to bed at the same time.")
     assert not trace["is_complete"]
     assert trace["skeleton_reply"] is None  # so that it is asked for again when the answer is gone on with

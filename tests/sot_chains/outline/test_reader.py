@@ -61,7 +61,8 @@ def test_points_given_out_do_not_depend_on_how_the_text_is_cut(
 ) -> None:
     in_pieces = read(text, lengths, start, most, words)
     at_once = read(text, [], start, most, words)
-    assert in_pieces == at_once
+    if words is None or at_once:  # what follows may show that it is no outline
+        assert in_pieces == at_once
     assert len(in_pieces) != 1
     assert [point.number for point in in_pieces] == list(range(1, len(in_pieces) + 1))
     if start is None:
@@ -75,7 +76,7 @@ def test_a_point_is_given_out_once_the_next_one_begins() -> None:
     for character in "1. Sleep\n2. Food\n3. Sport\n":
         reader.feed(character)
         begun += [(reader.text[-4:], point.text) for point in reader.take()]
-    assert begun == [("2. F", "Sleep"), ("3. S", "Food")]
+    assert begun == [("3. S", "Sleep"), ("3. S", "Food")]  # one point alone makes no outline
     reader.end()
     assert reader.take() == [Point(3, "Sport")]
 
@@ -165,16 +166,19 @@ def test_an_outline_in_any_style_cut_at_every_byte(
         ([], "no usable points"),
         (["Sleep"], "1 usable point"),
         (["Enough daylight", "Careful watering", "Fresh soil each spring", "Sleep"], "copies the headings"),
-        (["word " * 26, "word " * 30, "Sleep"], "whole paragraphs"),
+        (["word " * 26, "other " * 30, "Sleep"], "whole paragraphs"),
         (["Enough daylight", "Sleep", "Food"], None),
         (["词" * 20, "睡眠"], None),
+        (["Fear of loss", "Fear of heights", "Hunger", "Fear of the dark"], "begin with 'fear'"),
+        (["The sun", "The moon", "The stars"], None),
+        (["Fear of loss", "Fear of heights", "Hunger"], None),
     ],
 )
 def test_an_outline_that_is_none_is_noticed(headings: list[str], fault: str | None) -> None:
-    reader = OutlineReader()
+    reader = OutlineReader(most_alike=0.7, example_headings=ENGLISH.example_headings)
     reader.feed("".join(f"{number}. {heading}\n" for number, heading in enumerate(headings, 1)))
     reader.end()
-    found = reader.find_fault(ENGLISH.example_headings)
+    found = reader.find_fault()
     assert found is None if fault is None else fault in str(found)
 
 
@@ -202,3 +206,12 @@ def test_a_short_heading_is_certain_at_the_end_of_its_line() -> None:
     reader.feed("\n")
     assert reader.is_over
     assert reader.headings == ["Sleep", "Food", "Water"]
+
+
+def test_points_are_held_back_until_there_are_enough_and_while_their_headings_have_a_fault() -> None:
+    reader = OutlineReader(most_words=8, most_alike=0.7, fewest=3)
+    given, headings = [], ("Fear of loss", "Fear of heights", "Fear of the dark", "Hunger", "Thirst", "Cold")
+    for line in (f"{number}. {heading}\n" for number, heading in enumerate(headings, 1)):
+        reader.feed(line)
+        given.append(len(reader.take()))
+    assert given == [0, 0, 0, 0, 0, 6]

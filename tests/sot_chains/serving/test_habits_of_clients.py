@@ -219,7 +219,7 @@ async def test_half_an_answer_of_a_broken_connection_is_not_called_whole(
     mode: str, wire: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Retries, "pause_seconds", lambda *given: 0.0)
-    text = "1. Fixed hours\n2. Dark room"
+    text = "1. Fixed hours\n2. Dark room\n3. Less coffee"
 
     def reply(request: dict[str, Any], number: int) -> Reply:
         if number == 0 and mode == "m:sot":
@@ -482,7 +482,8 @@ async def test_an_answer_whose_outline_or_point_was_cut_is_not_called_whole(
         asked = convert_to_messages(request["messages"])
         is_cut = what(asked) == part
         text = answer_to(asked)
-        return whole_reply("openai", text[:-4] if is_cut else text, finish=reason if is_cut else None)
+        text = f"{text}\n4. Warm mi" if is_cut and part == "outline" else text[: -4 if is_cut else None]
+        return whole_reply("openai", text, finish=reason if is_cut else None)
 
     async with wire_server(reply) as upstream:
         url = f"http://127.0.0.1:{upstream.port}/v1"
