@@ -77,7 +77,7 @@ async def test_a_node_is_one_line_that_streams_tokens_and_keeps_citations(
     answer = (await graph.ainvoke(asked))["messages"][-1]
     assert answer.response_metadata["citations"]
     chunks = [chunk async for chunk, _ in graph.astream(asked, stream_mode="messages")]
-    assert len(chunks) >= 3  # the first word, what is copied, and the end
+    assert len(chunks) >= 2  # what is copied may come at once, but not with the end
     assert summed(chunks).text == answer.text
 
 
