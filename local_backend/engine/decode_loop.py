@@ -34,8 +34,7 @@ from local_backend.sequences.sequence import Row, notify_safely
 
 # Merge the last prefill with the first decode only if it wastes at most this many columns: padding of shorter
 # prompts and, if the model cannot skip their logits, all prompt columns.
-_MAX_IDLE_COLUMNS = 32
-
+_MAX_IDLE_COLUMNS, _FEW_ROWS = 32, 8  # a wider forward of few rows costs next to nothing
 _WARM_UP_TOKENS = (16, 1)  # a short prompt, and a decode forward
 _COMMON_ROWS, _COMMON_LENGTHS = (1, 2, 4, 8, 16), (0, 256, 512, 768)
 
@@ -176,7 +175,7 @@ class DecodeLoop:
         num_unread = max(len(row.unread) for row in rows)
         widest = widest_within(self.cache.most_new_tokens(0, len(rows)) - num_unread + 1)
         drafts = [
-            (Draft.chain(forced) if (forced := row.forced) else draft)
+            (Draft.chain(forced) if len(rows) <= _FEW_ROWS and (forced := row.forced) else draft)
             .within_vocabulary(self.vocabulary_size)
             .ending_with(row.end_token_ids)
             .truncated(max_tokens=widest - 1, max_depth=row.room - 1)

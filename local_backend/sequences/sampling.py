@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import NDArray as Array
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -38,7 +38,6 @@ _BOUNDS: dict[str, tuple[Any, float, float, str]] = {
     "logprobs": (Integral, 0, math.inf, "None or the number of alternatives"),
 }
 _OPTIONAL = ("max_tokens", "seed", "logprobs")
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def sample(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[
         return _look_up_sorted(scores, params, uniforms)
     tokens = torch.empty(len(params), dtype=torch.long)
     for is_few, look_up in ((True, _look_up_among_few), (False, _look_up_refusing)):
-        rows = [number for number, one in enumerate(params) if (one.top_k > 0) == is_few]
+        rows = [number for number, one in enumerate(params) if (0 < one.top_k < scores.shape[1]) == is_few]
         if len(rows) == len(params):
             return look_up(scores, params, uniforms)
         if rows:
@@ -218,12 +217,15 @@ def _look_up_sorted(scores: Tensor, params: Sequence[SamplingParams], uniforms: 
 
 
 def _look_up_among_few(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
-    """A token of those that are left, all at least the last of the ``top_k`` largest peaks of blocks."""
+    """A token of those that are left, all at least the last of the ``top_k`` largest (of peaks of blocks)."""
     peaks = _blocks(scores, -math.inf).amax(-1).sort(descending=True).values
-    counts = [one.top_k if one.top_k <= peaks.shape[1] else 0 for one in params]
-    least = peaks.gather(1, (_column(counts, scores).long() - 1).clamp(min=0))
-    least[torch.tensor(counts) == 0] = -math.inf
-    least += 0 * peaks[:, :1]  # no score reaches NaN
+    num_peaks = peaks.shape[1]
+    least = peaks.gather(1, _column([min(one.top_k, num_peaks) - 1 for one in params], scores).long())
+    for row, count in enumerate(one.top_k for one in params):
+        if count > num_peaks:
+            least[row] = float(np.partition(scores[row].numpy(), -count)[-count])
+    # What is ruled out is none of them, and no score reaches NaN.
+    least = least.clamp(min=torch.finfo(least.dtype).min) + 0 * peaks[:, :1]
     rows, ids = np.divmod(np.flatnonzero(scores.numpy() >= least.numpy()), scores.shape[1])
     places = np.arange(len(ids)) - np.searchsorted(rows, rows)
     # In double precision the number of candidates of other rows cannot change what a row draws.
@@ -255,7 +257,7 @@ def _look_up_refusing(scores: Tensor, params: Sequence[SamplingParams], uniforms
     return torch.tensor(tokens)
 
 
-def _first_left(weights: Array, total: float, token: int, params: SamplingParams, uniform: float) -> int:
+def _first_left(weights: Array[Any], total: float, token: int, params: SamplingParams, uniform: float) -> int:
     """The first of ``token`` and others drawn instead that the filters leave; overwrites ``weights``."""
     mass, least = params.top_p * total, params.min_p * weights.max() if params.min_p else 0.0
     while not _is_left(weights, total, token, mass, least):
@@ -270,7 +272,7 @@ def _first_left(weights: Array, total: float, token: int, params: SamplingParams
     return token
 
 
-def _is_left(weights: Array, total: float, token: int, mass: float, least: float) -> bool:
+def _is_left(weights: Array[Any], total: float, token: int, mass: float, least: float) -> bool:
     """Whether ``token`` weighs ``least`` or more and those before it, by weight, less than ``mass``."""
     weight = float(weights[token])
     before, size = total - weight, -(-len(weights) // _NUM_PARTS)

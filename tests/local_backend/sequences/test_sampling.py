@@ -111,6 +111,16 @@ def test_where_nothing_can_be_drawn_only_that_position_says_so() -> None:
         assert 0 <= drawn[1] < 40
 
 
+def test_what_is_ruled_out_is_not_drawn_when_fewer_than_top_k_are_left() -> None:
+    """Of few tokens, of as many as there are blocks, of more, and of all."""
+    scores = torch.full((2_000,), -torch.inf)
+    scores[[3, 700, 1_999]] = torch.tensor([1.0, 0.5, -300.0])
+    for top_k in (5, 60, 1_900, 2_000, 9_000):
+        params = SamplingParams(temperature=400.0, top_k=top_k)
+        ends = [0.0, 0.5, 1 - 2**-53]
+        assert sample(scores.repeat(3, 1), [params] * 3, ends).tolist() == [3, 700, 1_999]
+
+
 def test_near_a_temperature_of_zero_the_likeliest_token_is_drawn() -> None:
     scores = 50 * _scores(400)
     for temperature in (1e-300, 1e-9, 1e-4):
