@@ -100,13 +100,13 @@ def test_points_in_parallel_share_forwards_and_say_what_each_says_alone(chat: Ch
     skeleton = parse_skeleton("\n".join(f"{n}. {label}" for n, label in enumerate(trace["skeleton"], 1)))
     shown = [
         turn
-        for asked, begun, _ in ENGLISH.expansion_examples("normal")
+        for (asked, begun), _ in ENGLISH.expansion_examples("normal")
         for turn in (("user", asked), ("ai", begun))
     ]
     num_same = 0
     for point, traced in [*zip(skeleton.points, trace["points"], strict=True)][:2]:
         chat.engine.forget_prefixes()
-        request = ENGLISH.expansion_request(question, skeleton, point, detail="normal")
+        request, _ = ENGLISH.expansion_request(question, skeleton, point, detail="normal")
         begun = [*shown, ("user", request), ("ai", ENGLISH.expansion_reply_start(point))]
         stripper = HeadingFilter(point)  # a model may repeat the heading it was given
         alone = stripper.feed(chat.invoke(begun, stop=["\n"]).text) + stripper.end()

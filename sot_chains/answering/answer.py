@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from operator import attrgetter
 
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -40,10 +39,9 @@ class Answer:
     def __init__(self, options: AnswerOptions, call_options: CallOptions, conversation: Conversation) -> None:
         self.conversation = conversation
         self.message_id = call_options.message_id  # of the finished message
-        self._options = options
-        self._call_options = call_options
+        self._options, self._call_options = options, call_options
         self._conclusion = options.conclusion
-        self._part_of: dict[int, Part] = {}  # by the number of the point
+        self._points: list[Part] = []  # begun; nobody is told of them while the outline may have a fault
         self._messages = Messages(options, conversation)
         self._caller = Caller(options, call_options)
         self._record = AnswerRecord(options, list(filter(None, [call_options.asked_before])))
@@ -62,9 +60,9 @@ class Answer:
         async with self._recorded():
             tasks, plain = Tasks(), Part(kind="plain")
 
-            def write_points(points: Sequence[Point]) -> None:
+            def write_points(points: Sequence[Point], is_sure: bool) -> None:
                 # Stage 2: all points are written at once, each by a call of its own.
-                for part in self._begin(points):
+                for part in self._begin(points, is_sure=is_sure):
                     tasks.start(self._writer.write(part, self._request_for))
 
             async def write_outline() -> None:
@@ -157,14 +155,13 @@ class Answer:
                 return reason
             self._record.route_reason = f", {reason}"
             if route.is_graph:
-                self._record.is_graph = self._messages.marks_needs = True
-                self._conclusion = True
+                self._record.is_graph = self._messages.marks_needs = self._conclusion = True
         return None
 
-    async def _outline(self, plain: Part, write_points: Callable[[Sequence[Point]], None]) -> str | None:
+    async def _outline(self, plain: Part, write: Callable[[Sequence[Point], bool], None]) -> str | None:
         """Writes the outline and hands on its points; if it is of no use none, but why."""
         if self._given:
-            write_points(self._given)
+            write(self._given, True)
             return None
         record, messages, profile = self._record, self._messages, self._options.profile
         if plain.call:
@@ -184,7 +181,9 @@ class Answer:
             reader.reply_start = call.reply_start
             reader.feed(piece)
             if self._options.eager:
-                write_points(reader.take())
+                is_sure = bool(record.parts) or not reader.find_fault()
+                if is_sure or messages.begins_plainly:  # where a call more costs nothing
+                    write(reader.take(), is_sure)
             load = None if record.parts else messages.find_load()
             return reader.is_over or load is not None
 
@@ -192,39 +191,39 @@ class Answer:
         reader.end(is_cut=reader.is_over or call.is_cut_off)
         fault, points, record.skeleton_reply = load or reader.find_fault(), reader.take(), reader.text
         if fault and not record.parts:
+            for part in self._points:
+                part.end("omitted", fault)
             record.skeleton = Skeleton.of(reader.headings)
             return fault
         record.cut = f"the outline was cut: it ended with {call.finish_reason!r}" if call.is_cut_off else ""
-        write_points(points)
+        write(points, True)
         record.route_reason = f"the skeleton has {len(record.skeleton.points)} points{record.route_reason}"
         return None
 
-    def _begin(self, points: Sequence[Point]) -> list[Part]:
-        """Adds ``points`` to the skeleton, and to the answer as parts of it."""
-        if not points:
-            return []
-        if self._messages.marks_needs and not self._given:
+    def _begin(self, points: Sequence[Point], *, is_sure: bool) -> list[Part]:
+        """Adds ``points`` to the skeleton and, once it ``is_sure`` to be one, to the answer."""
+        if points and self._messages.marks_needs and not self._given:
             read = list(self._record.skeleton)
             for point in points:
                 read.append(read_mark(point, read))
             points = read[-len(points) :]
         self._record.skeleton = Skeleton((*self._record.skeleton.points, *points))
         parts = list(map(Part, points))
-        self._part_of.update(zip(map(attrgetter("number"), points), parts, strict=True))
+        self._points += parts
         for point, part in zip(points, parts, strict=True):
-            part.needs = tuple(map(self._part_of.__getitem__, point.needs))
+            part.needs = tuple(self._points[number - 1] for number in point.needs) if point.needs else ()
             if whole := self._whole.get(point.text):
                 take_over(part, whole)
+        for part in self._points[len(self._record.parts) :] if is_sure else ():
             self._writer.announce(part)
         return parts
 
     def _begin_conclusion(self) -> Part:
         """The conclusion, which is written once all points are."""
-        points, resume = list(self._record.parts), self._call_options.resume
+        resume, part = self._call_options.resume, Part(kind="conclusion", needs=list(self._record.parts))
         is_whole = resume is not None and len(self._whole) == len(self._given) > 0
-        part = take_over(Part(kind="conclusion"), resume["conclusion"] if resume and is_whole else None)
+        take_over(part, resume["conclusion"] if resume and is_whole else None)
         self._writer.announce(part)
-        part.needs = points
         return part
 
     def _request_for(self, part: Part) -> Request:

@@ -14,7 +14,7 @@ from sot_chains.calls.prefix_cache import Shared
 from sot_chains.outline.reader import outline_grammar
 from sot_chains.outline.skeleton import Skeleton, Thought
 from sot_chains.prompts.conversation import Conversation
-from sot_chains.prompts.profile import ReplyBounds
+from sot_chains.prompts.profile import ReplyBounds, Turns
 from sot_chains.providers.langchain import LangChainProvider
 from sot_chains.providers.vendor import VendorProvider
 
@@ -71,12 +71,12 @@ class Messages:
         """Asks for the point of ``part`` to be written out, with the text of what it builds on in view."""
         templates, detail, point = self.templates, self._options.detail, part.point
         assert point is not None
-        text = templates.expansion_request(self._conversation.question, skeleton, point, detail=detail)
+        text, named = templates.expansion_request(self._conversation.question, skeleton, point, detail=detail)
         bounds = self._profile.points[detail]
         return Request(
             self._conversation,
             text + templates.needed.format(points=_written(part.needs)) if part.needs else text,
-            templates.expansion_opening.format(point=point.text),
+            named + templates.expansion_opening.format(point=point.text),
             templates.expansion_reply_start(point),
             self._point_examples if templates.examples else (),
             point,
@@ -116,7 +116,7 @@ class Messages:
         return {name: value for name, value in wanted.items() if value and not own.get(name)}
 
     @cached_property
-    def _point_examples(self) -> list[tuple[str, str, str]]:
+    def _point_examples(self) -> list[Turns]:
         return self.templates.expansion_examples(self._options.detail)
 
     @cached_property

@@ -12,7 +12,7 @@ from sot_chains.calls.model_call import Caller, Request
 from sot_chains.calls.options import AnswerOptions
 from sot_chains.calls.trace import Call, Status, StoppedBy
 from sot_chains.filters.points import HeadingFilter, OverrunFilter, Pipeline, TextFilter, WholeSentences
-from sot_chains.outline.words import are_alike, ends_sentence, without_repetitions
+from sot_chains.outline.words import are_alike, ends_sentence, num_words, without_repetitions
 from sot_chains.providers.replies import LoopGuard
 
 _STOPPED_BY: dict[type, StoppedBy] = {OverrunFilter: "overrun", LoopGuard: "loop"}
@@ -84,7 +84,7 @@ class PointWriter:
         try:
             await self._caller.make(call, asked, partial(self._take, part, text))
             self._add_rest(part, text, is_cut=call.is_cut_off)
-            if part.is_compared:
+            if part.is_compared and part.status is None:
                 await self._settle(part)
         except Exception as error:  # the failure policy decides what happens to the part
             self._add_rest(part, text)
@@ -108,7 +108,7 @@ class PointWriter:
             part.pieces.append(new)
             self._tell(part, new)
         is_beside = self._record.is_outlined and part.kind == "plain" and not self._record.is_plain
-        if is_beside and part.call and len(part.call.pieces) >= self._options.profile.short_answer:
+        if is_beside and part.call and num_words(part.text) >= self._options.profile.short_answer:
             part.end("omitted", "the points are written")
         return text.ended_by is not None or part.status is not None
 
@@ -134,9 +134,12 @@ class PointWriter:
             filters.append(OverrunFilter(part.point, self._record.skeleton.folded))
         if "loop" in wanted:
             filters.append(LoopGuard())
-        bounds = self._options.profile.points[self._options.detail]
+        bounds, enough = self._options.profile.points[self._options.detail], None
+        if part.point and bounds.enough_words:
+            num_later = max(0, (self._options.profile.max_points or 0) - part.point.number)
+            enough = bounds.enough_words + num_later * bounds.more_words
         if part.kind != "plain" and bounds.max_tokens:
-            filters.append(WholeSentences(bounds.enough_words if part.point else None))
+            filters.append(WholeSentences(enough))
         return filters
 
     async def _settle(self, part: Part) -> None:

@@ -55,11 +55,6 @@ class Part:
         await self._ended.wait()
 
     @property
-    def seconds(self) -> float:
-        """How long the last attempt of its call took."""
-        return self.call.end_seconds - self.call.start_seconds if self.call else 0.0
-
-    @property
     def text(self) -> str:
         """Its text so far."""
         return "".join(self.pieces)
@@ -233,10 +228,9 @@ class AnswerRecord:
 
     def _longest_chain(self) -> float:
         """Seconds of the longest chain of parts that build on each other."""
-        if not any(map(attrgetter("needs"), self.parts)):
-            return max(map(attrgetter("seconds"), self.parts), default=0.0)
         ends: dict[Part, float] = {}
         # No recursion: a graph may be long.
         for part in TopologicalSorter({part: part.needs for part in self.parts}).static_order():
-            ends[part] = part.seconds + max([ends[needed] for needed in part.needs], default=0.0)
-        return max(ends.values())
+            took = part.call.end_seconds - part.call.start_seconds if part.call else 0.0
+            ends[part] = took + max([ends[needed] for needed in part.needs], default=0.0)
+        return max(ends.values(), default=0.0)

@@ -26,7 +26,7 @@ from sot_chains.calls.usage import NO_TOKENS, count_tokens, num_message_tokens
 from sot_chains.filters.reasoning import ReasoningFilter
 from sot_chains.outline.skeleton import Point
 from sot_chains.prompts.conversation import Conversation
-from sot_chains.prompts.profile import ReplyBounds
+from sot_chains.prompts.profile import ReplyBounds, Turns
 from sot_chains.providers.base import PrefillRefusedError, ProviderError, find_ending, warn_once
 from sot_chains.providers.callbacks import nobody_listens
 from sot_chains.providers.errors import as_provider_error, broke_off, without_answer
@@ -42,8 +42,7 @@ class Request:
     text: str | None = None  # what stands in place of the question; None for the question itself
     opening: str = ""  # added to ``text`` if the reply cannot be begun for the model
     reply_start: str = ""  # what the reply is begun with for models that continue one
-    # Earlier turns that show what is asked for: request, the whole of a reply that is begun, and one unbegun.
-    examples: Sequence[tuple[str, str, str]] = ()
+    examples: Sequence[Turns] = ()  # earlier turns that show what is asked for
     point: Point | None = None  # the point that is asked for, if it is one
     shared: Shared | None = None  # what the text shares with those of other requests
     bounds: ReplyBounds = field(default_factory=ReplyBounds)  # besides where the model ends the reply
@@ -57,7 +56,7 @@ class Request:
         else:
             text = self.text if prefill else self.text + self.opening
             shown = self.examples if shows_examples else ()
-            turns = [(asked, begun if prefill else unbegun) for asked, begun, unbegun in shown]
+            turns = [begun if prefill else unbegun for begun, unbegun in shown]
             messages = self.conversation.asking(text, examples=turns)
         return [*messages, AIMessage(content=start)] if start else messages
 

@@ -37,8 +37,7 @@ def outline_grammar(last: int, num_words: int, question: str) -> str:
 class OutlineReader:
     """Reads the reply to a skeleton request and gives out each point as soon as it is certain.
 
-    What was given out stays: another attempt at the reply only adds to it. Points are held back until there
-    are as many as make an outline, and while the headings have a fault.
+    What was given out stays: another attempt only adds to it. Outlines have no fault, see :meth:`find_fault`.
 
     Args:
         max_points: How many points to take, at least 2; ``None`` takes all.
@@ -130,8 +129,6 @@ class OutlineReader:
 
     def take(self) -> list[Point]:
         """The points that have become certain since the last call."""
-        if not self._given and self.find_fault():
-            return []
         given, new = set(map(str.casefold, self._given)), list[Point]()
         for heading in self._parser.headings[len(given) :]:
             if heading.casefold() not in given and len(self._given) != self._max_points:

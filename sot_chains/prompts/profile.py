@@ -25,6 +25,8 @@ from sot_chains.outline.skeleton import Point, Skeleton
 from sot_chains.outline.words import SENTENCE_END
 
 Detail: TypeAlias = Literal["brief", "normal", "full"]
+# A request and a reply that is begun for the model, and the same for one that is not.
+Turns: TypeAlias = tuple[tuple[str, str], tuple[str, str]]
 
 _HAN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff]")
 _KANA_OR_HANGUL = re.compile(r"[\u3040-\u30ff\uac00-\ud7af]")
@@ -79,8 +81,10 @@ class PromptTemplates:
 
     Attributes:
         skeleton: Request for the skeleton; uses ``{question}``.
-        expansion: Request for one point; uses ``{question}``, ``{number}``, ``{point}`` and, if it likes,
-            ``{skeleton}``, and ``{length}`` for how long the text should be.
+        expansion: Request for one point; uses ``{question}`` and, if it likes, ``{skeleton}``, and
+            ``{length}`` for how long the text should be.
+        expansion_point: Says which point, by ``{number}`` and ``{point}``, if ``expansion`` does not; added
+            only if the reply cannot be begun with it, so that all points have one request.
         lengths: What ``{length}`` is in each level of detail.
         skeleton_needs: Added to ``skeleton`` if points may build on each other.
         needed: Added to ``expansion`` for a point that builds on others; uses ``{points}``, their text.
@@ -108,11 +112,14 @@ class PromptTemplates:
     skeleton_opening: str = _ENGLISH["skeleton_opening"]
     expansion_opening: str = _ENGLISH["expansion_opening"]
     separator: str = ": "
+    expansion_point: str = ""
 
     def __post_init__(self) -> None:
         for name, required in _FIELDS.items():
-            found = {one for _, one, _, _ in Formatter().parse(vars(self)[name]) if one}
-            if found - (_OPTIONAL if name == "expansion" else set()) != set(required):
+            is_expansion = name == "expansion"
+            text = vars(self)[name] + (self.expansion_point if is_expansion else "")
+            found = {one for _, one, _, _ in Formatter().parse(text) if one}
+            if found - (_OPTIONAL if is_expansion else set()) != set(required):
                 raise ValueError(
                     f"the {name} template must use exactly the fields {sorted(required)}, got "
                     f"{sorted(found)}; write literal braces as {{{{ and }}}}"
@@ -120,10 +127,13 @@ class PromptTemplates:
         if missing := set(get_args(Detail)) - set(self.lengths):
             raise ValueError(f"lengths need an entry for {sorted(missing)}, got {sorted(self.lengths)}")
 
-    def expansion_request(self, question: str, skeleton: Skeleton, point: Point, *, detail: Detail) -> str:
-        """The text of the message that asks for ``point`` of ``skeleton`` to be written out."""
+    def expansion_request(
+        self, question: str, skeleton: Skeleton, point: Point, *, detail: Detail
+    ) -> tuple[str, str]:
+        """The message that asks for ``point`` of ``skeleton``, and what a reply that is not begun adds."""
         fields = {"question": question, "skeleton": skeleton.text, "length": self.lengths[detail]}
-        return self.expansion.format(**fields, number=point.number, point=point.text)
+        fields |= {"number": str(point.number), "point": point.text}
+        return self.expansion.format(**fields), self.expansion_point.format(**fields)
 
     def num_shared(self, question: str, skeleton: Skeleton, *, detail: Detail) -> int:
         """How many characters the expansion requests of all points of ``skeleton`` have in common."""
@@ -137,23 +147,19 @@ class PromptTemplates:
         same = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], both))
         return same[: same.rfind("\n") + 1]
 
-    def skeleton_examples(self) -> list[tuple[str, str, str]]:
+    def skeleton_examples(self) -> list[Turns]:
         """Requests for the skeletons of ``examples``, and the replies, which are the same begun or not."""
-        return [
-            (self.skeleton.format(question=one.question), one.skeleton.text, one.skeleton.text)
-            for one in self.examples
-        ]
+        turns = [(self.skeleton.format(question=one.question), one.skeleton.text) for one in self.examples]
+        return [(turn, turn) for turn in turns]
 
-    def expansion_examples(self, detail: Detail) -> list[tuple[str, str, str]]:
-        """Requests for one point of each of ``examples``, the reply with its heading, and without."""
-        return [
-            (
-                self.expansion_request(one.question, one.skeleton, one.point, detail=detail),
-                f"{self.expansion_reply_start(one.point)} {one.expansion(detail)}",
-                one.expansion(detail),
-            )
-            for one in self.examples
-        ]
+    def expansion_examples(self, detail: Detail) -> list[Turns]:
+        """Requests for one point of each of ``examples``, and the replies, begun with it or not."""
+        turns = []
+        for one in self.examples:
+            asked, named = self.expansion_request(one.question, one.skeleton, one.point, detail=detail)
+            text, start = one.expansion(detail), self.expansion_reply_start(one.point)
+            turns.append(((asked, f"{start} {text}"), (asked + named, text)))
+        return turns
 
     def expansion_reply_start(self, point: Point) -> str:
         """What the reply to :meth:`expansion_request` is begun with."""
@@ -213,6 +219,7 @@ class ReplyBounds:
         max_tokens: Its tokens, at most, unless the user has set a bound; ``None`` for no bound.
         min_tokens: Its tokens, at least, for models that take such a bound.
         enough_words: With so many words a point ends at the end of its sentence.
+        more_words: So many more for each point that may follow, which is begun later: all end together.
         presence_penalty: For models that take one and whose own is 0: it ends what repeats itself.
     """
 
@@ -220,6 +227,7 @@ class ReplyBounds:
     max_tokens: int | None = None
     min_tokens: int = 0
     enough_words: int | None = None
+    more_words: int = 0
     presence_penalty: float = 0.0
 
 
@@ -234,7 +242,7 @@ class ModelProfile:
         outline: Bounds of the outline.
         points: Bounds of a point, by level of detail.
         conclusion: Bounds of the conclusion.
-        short_answer: How many tokens of the plain answer a local model writes beside the points. It begins
+        short_answer: How many words of the plain answer a local model writes beside the points. It begins
             it beside the outline: if it is whole first, it is the answer.
         max_points: How many points an answer has at most; ``None`` for no bound.
         fewest_points: With fewer points in its outline an answer is plain.

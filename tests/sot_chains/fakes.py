@@ -1,6 +1,7 @@
 """Models for tests. What they answer depends on what they are asked, never on the order of arrival."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,8 +53,11 @@ def is_skeleton_request(text: str) -> bool:
     return any(wording[:40] in text for wording in wordings)
 
 
-def point_asked_for(text: str) -> str | None:
-    """The heading at the end of an expansion request, ``None`` for other requests."""
+def point_asked_for(messages: Sequence[BaseMessage]) -> str | None:
+    """The heading that a reply is begun with, or at the end of an expansion request; otherwise ``None``."""
+    begun, text = re.match(r"\d+\. (.+)[:：]", messages[-1].text), asked(messages)
+    if messages[-1].type == "ai" and begun:
+        return begun[1]
     for mark in ("Your point is ", "你负责的要点是 "):
         _, found, rest = text.rpartition(mark)
         if found:
@@ -61,18 +65,21 @@ def point_asked_for(text: str) -> str | None:
     return None
 
 
+def asked(messages: Sequence[BaseMessage]) -> str:
+    """The last message of the user."""
+    return next(str(message.text) for message in reversed(messages) if message.type == "human")
+
+
 def answer_to(messages: Sequence[BaseMessage]) -> str:
     """What the fakes answer by default: an outline, a point or a plain answer."""
-    request = next(str(m.text) for m in reversed(messages) if m.type == "human")
-    if (label := point_asked_for(request)) is not None:
+    if (label := point_asked_for(messages)) is not None:
         return EXPANSIONS[label]
-    return OUTLINE if is_skeleton_request(request) else PLAIN
+    return OUTLINE if is_skeleton_request(asked(messages)) else PLAIN
 
 
 def what(messages: Sequence[BaseMessage]) -> str:
     """``"outline"``, the heading of the point asked for, or ``"plain"``."""
-    text = next(str(message.text) for message in reversed(messages) if message.type == "human")
-    return "outline" if is_skeleton_request(text) else point_asked_for(text) or "plain"
+    return "outline" if is_skeleton_request(asked(messages)) else point_asked_for(messages) or "plain"
 
 
 def words(text: str) -> list[str]:

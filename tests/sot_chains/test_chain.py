@@ -37,7 +37,7 @@ async def text_of_stream(runnable: Runnable[Any, Any], question: Any, **kwargs: 
 
 
 def first_point_is_slow(messages: Sequence[BaseMessage]) -> float:
-    return 0.02 if point_asked_for(str(messages[-1].text)) == "Fixed hours" else 0.0
+    return 0.02 if point_asked_for(messages) == "Fixed hours" else 0.0
 
 
 # --- the answer
@@ -221,7 +221,7 @@ async def test_a_conversation_that_goes_on_after_the_question_is_answered_plainl
 async def test_the_language_of_the_question_is_that_of_the_requests() -> None:
     def answer(messages: Sequence[BaseMessage]) -> str:
         text = str(messages[-1].text)
-        if (label := point_asked_for(text)) is not None:
+        if (label := point_asked_for(messages)) is not None:
             return f"{label}很重要。"
         return "1、规律作息\n2、安静的卧室" if "提纲" in text else "no"
 
@@ -280,7 +280,7 @@ async def test_a_model_that_begins_anew_after_all_is_understood() -> None:
 
 def _echoing(messages: Sequence[BaseMessage]) -> str:
     request = [message for message in messages if message.type == "human"][-1:]
-    label = point_asked_for(str(request[0].text))
+    label = point_asked_for(request)
     if label is None:
         return answer_to(request)
     return f"{list(EXPANSIONS).index(label) + 1}. **{label}**: {EXPANSIONS[label]}"
@@ -426,7 +426,7 @@ async def test_max_concurrency_of_nothing_would_wait_forever() -> None:
 
 
 def one_point_fails(messages: Sequence[BaseMessage]) -> bool:
-    return point_asked_for(str(messages[-1].text)) == "Dark room"
+    return point_asked_for(messages) == "Dark room"
 
 
 async def test_after_an_error() -> None:

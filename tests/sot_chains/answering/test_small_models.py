@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -180,6 +180,60 @@ async def test_no_outline_is_begun_before_it_is_known_what_else_is_asked() -> No
     trace = (await SkeletonOfThought(model, router=Always(True)).ainvoke(QUESTION)).response_metadata["sot"]
     assert (trace["route"], trace["num_calls"], trace["skeleton_call"]) == ("plain", 1, None)
     assert "take longer" in trace["route_reason"]
+
+
+def _paced(outline: str, point: Callable[[str], str] = " {} helps.".format) -> LocalChatModel:
+    """A local model that takes its time for the outline, and more for a plain answer."""
+
+    def answer(messages: Sequence[BaseMessage]) -> str:
+        start = str(messages[-1].text)
+        return outline if start == "1." else PLAIN if start == QUESTION else point(start.strip("123456. :"))
+
+    def pause(messages: Sequence[BaseMessage]) -> float:
+        return {"1.": 0.01, QUESTION: 0.05}.get(str(messages[-1].text), 0.0)
+
+    return LocalChatModel(answer=answer, pause=pause)
+
+
+async def test_a_point_begins_with_its_heading() -> None:
+    model = _paced(OUTLINE.removeprefix("1."))
+    trace = await both(SkeletonOfThought(model, router="always"))
+    starts = [point["start_seconds"] for point in trace["points"]]
+    assert trace["skeleton_call"]["start_seconds"] < starts[0] < starts[1] < starts[2]
+    assert starts[1] < trace["skeleton_call"]["end_seconds"]
+
+
+@pytest.mark.parametrize("way", ["invoked", "streamed", "point by point"])
+async def test_nobody_hears_of_the_points_of_an_outline_that_turns_out_to_be_none(way: str) -> None:
+    model = _paced(" Fear of loss\n2. Fear of heights\n3. Fear of the dark\n4. Fear of bees\n")
+    sot = SkeletonOfThought(model, router="always")
+    if way == "invoked":
+        message = await sot.ainvoke(QUESTION)
+        text, trace = message.text, message.response_metadata["sot"]
+    elif way == "streamed":
+        chunks = [chunk async for chunk in sot.astream(QUESTION)]
+        text, trace = "".join(chunk.text for chunk in chunks), chunks[-1].response_metadata["sot"]
+    else:
+        stream = sot.astream_points(QUESTION)
+        text = "".join([delta.text async for delta in stream])
+        trace = stream.message.response_metadata["sot"]
+    assert (text, trace["route"], trace["points"]) == (PLAIN, "plain", [])
+    assert "begin with 'fear'" in trace["route_reason"]
+    assert any("1. Fear of loss:" in str(request[-1].text) for request in model.requests)  # it had begun
+    assert await nothing_runs(model)
+
+
+async def test_points_that_begin_earlier_are_longer() -> None:
+    def sentences(heading: str) -> str:
+        names = [f"{heading.replace(' ', '')}{number}" for number in range(80)]
+        return "".join(f" {' '.join(names[start : start + 4])}." for start in range(0, 80, 4))
+
+    trace = await both(sot_of(_paced(OUTLINE.removeprefix("1."), point=sentences)))
+    bounds, most = ModelProfile.SMALL.points["normal"], ModelProfile.SMALL.max_points
+    assert bounds.enough_words
+    assert most
+    wanted = [bounds.enough_words + (most - number) * bounds.more_words for number in (1, 2, 3)]
+    assert [len(point["text"].split()) for point in trace["points"]] == wanted
 
 
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:

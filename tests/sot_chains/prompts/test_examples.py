@@ -18,20 +18,22 @@ SMALL = ModelProfile.SMALL
 
 @pytest.mark.parametrize("templates", [ENGLISH, CHINESE])
 def test_examples_are_what_the_parser_reads(templates: PromptTemplates) -> None:
-    for example, (request, begun, unbegun) in zip(
-        templates.examples, templates.skeleton_examples(), strict=True
-    ):
-        assert parse_skeleton(begun) == parse_skeleton(unbegun) == example.skeleton
+    for example, (turn, unbegun) in zip(templates.examples, templates.skeleton_examples(), strict=True):
+        request, begun = turn
+        assert turn == unbegun
+        assert parse_skeleton(begun) == example.skeleton
         assert begun.startswith(templates.skeleton_prefill), "what a reply is begun with is shown, too"
         assert example.question in request
     for detail in get_args(Detail):
         turns = templates.expansion_examples(detail)
-        for example, (request, begun, unbegun) in zip(templates.examples, turns, strict=True):
+        for example, ((request, begun), (named, unbegun)) in zip(templates.examples, turns, strict=True):
             assert begun == f"{templates.expansion_reply_start(example.point)} {unbegun}"
             assert unbegun == example.expansion(detail)
             assert "\n" not in begun
             assert templates.lengths[detail] in request
-            assert request.endswith(f"{example.number}. {example.point.text}")
+            assert named.startswith(request)
+            assert named.endswith(f"{example.number}. {example.point.text}")
+            assert example.point.text not in request, "all points have one request"
 
 
 def test_they_stand_behind_system_messages_and_before_the_conversation() -> None:
