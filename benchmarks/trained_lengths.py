@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from local_backend.scheduling.lengths import MAX_QUANTILE, Prediction
+from local_backend.scheduling.lengths import MAX_QUANTILE, ObservedLengths, Prediction
 from local_backend.sequences.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -189,17 +188,24 @@ class TrainedLengths:
         return predictor
 
 
-class LengthLog:
+class LengthLog(ObservedLengths):
     """Appends one line for each answer, with ``prompt_ids`` and ``num_tokens``; thread-safe.
+
+    As the predictor of an engine it logs every answer that was not cut, and predicts as by default.
 
     Args:
         path: The file; created if it does not exist.
     """
 
     def __init__(self, path: str | Path) -> None:
+        super().__init__()
         self.path = Path(path).expanduser()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = threading.Lock()
+
+    def observe(self, prompt: Sequence[int], num_tokens: int) -> None:
+        """Learn the length of a complete answer to ``prompt``, and log it."""
+        super().observe(prompt, num_tokens)
+        self.add(prompt, num_tokens)
 
     def add(
         self, prompt_ids: Sequence[int], num_tokens: int, params: SamplingParams | None = None, **more: Any

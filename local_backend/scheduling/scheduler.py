@@ -172,7 +172,7 @@ class Scheduler:
         """Report the length of an answer that ended at an end token or stop string."""
         num_tokens = row.stats.num_tokens
         predictor = self._predictor
-        if self._uses_predictions and isinstance(predictor, LearningPredictor):
+        if (self._uses_predictions or self._followed.predictor) and isinstance(predictor, LearningPredictor):
             self._guarded(lambda: predictor.observe(row.prompt_token_ids, num_tokens))
             self._num_observed += 1
             # After 8, 16, 32, ... answers: later ones change less.

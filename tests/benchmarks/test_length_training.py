@@ -18,7 +18,8 @@ from benchmarks import trained_lengths as trained
 from benchmarks.length_errors import LengthErrors
 from benchmarks.length_training import LengthExample, fit_lengths, fit_quantiles, main, pinball, read_lengths
 from benchmarks.trained_lengths import HiddenStates, LengthLog, TrainedLengths, ascending_tokens
-from local_backend import SamplingParams
+from local_backend import Engine, SamplingParams
+from local_backend.scheduling.lengths import Scheduling
 from tests.local_backend.conftest import ragged_prompts
 from tests.tiny import random_llama
 
@@ -166,6 +167,21 @@ def test_a_log_is_read_back_and_goes_on(tokenizer: PreTrainedTokenizerBase, tmp_
     assert read_lengths(path, tokenizer) == [LengthExample((30, 40), 7), LengthExample((50,), 8)]
     first = json.loads(path.read_text("utf-8").splitlines()[0])
     assert (first["temperature"], first["max_tokens"], first["kind"]) == (0.5, 9, "a")
+
+
+def test_an_engine_logs_what_was_not_cut_and_a_log_that_fails_costs_no_answer(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    prompts, params = ragged_prompts(12, seed=5), SamplingParams(max_tokens=100)
+    log = LengthLog(tmp_path / "lengths.jsonl")
+    with Engine(model, tokenizer, scheduling=Scheduling(predictor=log)) as engine:
+        completions = engine.generate(prompts, params)
+        lines = log.path.read_text("utf-8").splitlines()
+        log.path.unlink()
+        log.path.mkdir()  # cannot be written any more
+        assert len(engine.generate(prompts, params)) == 12
+    ended = [len(one.token_ids) for one in completions if one.finish_reason == "stop"]
+    assert sorted(json.loads(line)["num_tokens"] for line in lines) == sorted(ended)
 
 
 @pytest.mark.parametrize(
