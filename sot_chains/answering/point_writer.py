@@ -135,7 +135,7 @@ class PointWriter:
         if "loop" in wanted:
             filters.append(LoopGuard())
         bounds, enough = self._options.profile.points[self._options.detail], None
-        if part.point and bounds.enough_words:
+        if part.point and bounds.enough_words and not self._options.thoughts:
             num_later = max(0, (self._options.profile.max_points or 0) - part.point.number)
             enough = bounds.enough_words + num_later * bounds.more_words
         if part.kind != "plain" and bounds.max_tokens:

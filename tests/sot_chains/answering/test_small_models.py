@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import BaseMessage
 
-from sot_chains import ModelProfile, ProviderError, Retries, SkeletonOfThought
+from sot_chains import ModelProfile, ProviderError, Retries, SkeletonOfThought, ThoughtGraph
 from sot_chains.prompts.profile import ENGLISH, UNFILTERED
 from tests.sot_chains.fakes import (
     ANSWER,
@@ -234,6 +234,12 @@ async def test_points_that_begin_earlier_are_longer() -> None:
     assert most
     wanted = [bounds.enough_words + (most - number) * bounds.more_words for number in (1, 2, 3)]
     assert [len(point["text"].split()) for point in trace["points"]] == wanted
+
+
+async def test_the_thoughts_of_a_graph_are_as_long_as_the_model_writes_them() -> None:
+    text = " ".join(f"This is sentence number {number}." for number in range(30))
+    graph = ThoughtGraph(LocalChatModel(answer=lambda messages: text), {"All": "{question} Tell all of it."})
+    assert (await graph.ainvoke(QUESTION)).response_metadata["sot"]["points"][0]["text"] == text
 
 
 async def test_a_point_that_goes_on_to_another_one_is_cut_there() -> None:
