@@ -237,7 +237,7 @@ async def test_points_that_begin_earlier_are_longer() -> None:
 
 
 async def test_the_thoughts_of_a_graph_are_as_long_as_the_model_writes_them() -> None:
-    text = " ".join(f"This is sentence number {number}." for number in range(30))
+    text = " ".join(f"Number {number} is a sentence." for number in range(30))
     graph = ThoughtGraph(LocalChatModel(answer=lambda messages: text), {"All": "{question} Tell all of it."})
     assert (await graph.ainvoke(QUESTION)).response_metadata["sot"]["points"][0]["text"] == text
 
