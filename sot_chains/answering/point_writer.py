@@ -54,7 +54,8 @@ class PointWriter:
         is_alone = part.kind != "point" or part.needs or self._options.thoughts or self._arrivals
         part.is_compared = "loop" in self._options.profile.filters and not is_alone
         self._record.parts.append(part)
-        self._tell(part, part.text)
+        for text in (part.text, None) if part.status else (part.text,):  # it may have ended by now
+            self._tell(part, text)
 
     async def race(self, plain: Part, request_for: Callable[[Part], Request]) -> None:
         """Writes the plain answer beside the points; whole before these are read, it takes their place."""

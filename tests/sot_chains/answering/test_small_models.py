@@ -203,6 +203,18 @@ async def test_a_point_begins_with_its_heading() -> None:
     assert starts[1] < trace["skeleton_call"]["end_seconds"]
 
 
+async def test_the_end_of_a_point_is_told_once_though_it_comes_before_the_outlines() -> None:
+    told: list[tuple[int, str | None]] = []
+    model = _paced(OUTLINE.removeprefix("1."))
+    await SkeletonOfThought(model, router="always").ainvoke(
+        QUESTION, arrivals=lambda arrival: told.append((arrival[0].point.number, arrival[1]))
+    )
+    for number in (1, 2, 3):
+        texts = [text for point, text in told if point == number]
+        assert texts.count(None) == 1
+        assert texts[-1] is None
+
+
 @pytest.mark.parametrize("way", ["invoked", "streamed", "point by point"])
 async def test_nobody_hears_of_the_points_of_an_outline_that_turns_out_to_be_none(way: str) -> None:
     model = _paced(" Fear of loss\n2. Fear of heights\n3. Fear of the dark\n4. Fear of bees\n")
