@@ -243,8 +243,8 @@ class Pipeline:
 
     def end(self, *, is_cut: bool = False) -> str:
         """The rest, after the last piece; ``is_cut`` if the model was stopped at a number of tokens."""
-        text = ""
-        for one in self._filters or ():
+        text = ""  # what ended within gives no more: the rest was dropped there
+        for one in (self._filters or ()) if self.ended_by is None else ():
             text = (one.feed(text) if text else "") + ("" if one.is_over else one.end(is_cut=is_cut))
         self._filters = None  # it may be told its end twice
         return text

@@ -107,6 +107,7 @@ def test_a_text_passes_through_filters_in_turn() -> None:
     filters = Pipeline(lambda: [LoopGuard(), WholeSentences()])
     text = f"It helps. They {LINE}, {LINE}, {LINE}."
     assert "".join(filters.feed(character) for character in text) == "It helps."
+    assert filters.end() == "", "what was dropped does not come back once the call has ended"
     filters = Pipeline(lambda: [LoopGuard(), WholeSentences()])  # not of the only one either
     assert "".join(filters.feed(character) for character in text.removeprefix("It helps. ")) == ""
 
