@@ -146,10 +146,10 @@ def _choose(asked: Sequence[_Position], scores: Tensor) -> Tensor:
 
 def _process(asked: Sequence[_Position], scores: Tensor) -> None:
     """Call the logits processors of the rows that have some."""
-    for one, row_scores in zip(asked, scores, strict=True):
+    for number, one in enumerate(asked):
         if one.row.logits is not None and one.row.error is None:
             try:
-                row_scores.copy_(one.row.logits(one.row.token_ids, one.path, row_scores))
+                scores[number] = one.row.logits(one.row.token_ids, one.path, scores[number])
             except Exception as error:  # anything: it ends this row alone
                 one.row.error = error
 

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from local_backend.drafting import make_drafter
 
-_COLDEST, _LARGE = 1e-30, 2.0**60  # in a calculation
+_COLDEST = 1e-30  # in a calculation
 _READ_AT_ONCE = ("cpu",)  # devices whose values can be read without waiting for them
 _BLOCK, _LEAST_BLOCK, _NUM_PARTS = 256, 32, 3  # tokens, and parts of a vocabulary
 _BELOW_ONE = 1 - 2**-40
@@ -156,7 +156,7 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _factors(params: Sequence[SamplingParams], like: Tensor) -> Tensor:
-    return math.log2(math.e) / _column([max(one.temperature, _COLDEST) for one in params], like)
+    return _column([math.log2(math.e) / max(one.temperature, _COLDEST) for one in params], like)
 
 
 def _weights(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -197,16 +197,16 @@ def _look_up(library: Any, blocks: Any, sums: Any, uniforms: Sequence[float]) ->
     """
     place = {"device": blocks.device}  # numpy's arrays have one, too
     ends = library.cumsum(sums, -1, dtype=library.float64)  # [positions, blocks]
-    total = ends[:, -1:]
-    target = library.asarray(uniforms, dtype=library.float64, **place)[:, None] * _BELOW_ONE * total
-    block = (ends[:, :-1] <= target).sum(-1)
+    total = ends[:, -1]
+    target = library.asarray(uniforms, dtype=library.float64, **place) * total * _BELOW_ONE
+    block = (ends[:, :-1] <= target[:, None]).sum(-1)
     each = library.arange(len(block), **place)
     inside = library.cumsum(blocks[each, block], -1, dtype=library.float64)
     # Both sums round: what is looked up must lie within the block.
-    rest = abs(target[:, 0] - (ends[each, block] - sums[each, block]))
+    rest = target - ends[each, block - 1] * (block > 0)
     rest = library.minimum(rest, inside[:, -1] * _BELOW_ONE)
     token = block * blocks.shape[-1] + (inside <= rest[:, None]).sum(-1)
-    return library.where(total[:, 0] > 0, token, -1)
+    return library.where(total > 0, token, -1)
 
 
 def _look_up_sorted(scores: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]) -> Tensor:
@@ -242,33 +242,28 @@ def _look_up_refusing(scores: Tensor, params: Sequence[SamplingParams], uniforms
     Sorting takes ten times as long as all the rest on a CPU. So a token that a filter leaves out is refused,
     and another is looked up among those before it: what is taken has the same distribution.
     """
-    blocks = _blocks(scores.mul_(_factors(params, scores)).exp2())
+    blocks = _blocks(_weights(scores, params))
     sums = blocks.sum(-1).numpy()
-    totals = sums.sum(-1)
-    for extreme in np.flatnonzero(~((totals > 1 / _LARGE) & (totals < _LARGE))).tolist():
-        lower = scores[[extreme]] - scores[extreme].amax()  # of this row alone: others change nothing
-        blocks[extreme] = _blocks(lower.exp2_())[0]
-        sums[extreme] = blocks[extreme].sum(-1)
-    tokens: list[int] = _look_up(np, blocks.numpy(), sums, uniforms).tolist()
-    weights = blocks.flatten(1).numpy()
+    weights = blocks.numpy()
+    tokens: list[int] = _look_up(np, weights, sums, uniforms).tolist()
     for row, (one, token) in enumerate(zip(params, tokens, strict=True)):
         if token >= 0 and (one.top_p < 1 or one.min_p > 0):
             tokens[row] = _first_left(weights[row], float(sums[row].sum()), token, one, uniforms[row])
     return torch.tensor(tokens)
 
 
-def _first_left(weights: Array[Any], total: float, token: int, params: SamplingParams, uniform: float) -> int:
-    """The first of ``token`` and others drawn instead that the filters leave; overwrites ``weights``."""
+def _first_left(blocks: Array[Any], total: float, token: int, params: SamplingParams, uniform: float) -> int:
+    """The first of ``token`` and others drawn instead that the filters leave; overwrites ``blocks``."""
+    weights = blocks.reshape(-1)
     mass, least = params.top_p * total, params.min_p * weights.max() if params.min_p else 0.0
     while not _is_left(weights, total, token, mass, least):
         weight = weights[token]
         weights[token:] *= weights[token:] != weight
         weights *= weights >= max(weight, least)
-        uniform = random.Random(uniform).random()
-        ends = weights.cumsum(dtype=np.float64)
-        if not (total := float(ends[-1])):
+        sums, uniform = blocks.sum(-1), random.Random(uniform).random()
+        if not (total := float(sums.sum())):
             return token  # the heaviest: sums round
-        token = int(ends.searchsorted(uniform * _BELOW_ONE * total, side="right"))
+        token = int(_look_up(np, blocks[None], sums[None], [uniform])[0])
     return token
 
 
