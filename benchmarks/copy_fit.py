@@ -288,8 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON file of the weights")
     options = parser.parse_args(arguments)
     try:
-        stored = stored_answers(options.answers)
-        found = fit_to_answers([(each.prompt_ids, each.answer_ids) for each in stored])
+        stored = [
+            (each.prompt_ids, each.answer_ids) for each in stored_answers(options.answers) if each.has_ended
+        ]
+        found = fit_to_answers(stored)
     except (ValueError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     report = {

@@ -103,9 +103,9 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str,
     held_out = held_out[: options.cases]
     stored: Sequence[StoredAnswer] = ()
     if options.answers:
-        collect = CollectOptions(options.max_tokens, only_ended=True)
+        collect = CollectOptions(options.max_tokens)
         collect_answers(model, tokenizer, train_prompts, options.answers, collect)
-        stored = stored_answers(options.answers, model, tokenizer)
+        stored = [one for one in stored_answers(options.answers, model, tokenizer) if one.has_ended]
     answers = [str(tokenizer.decode(list(one.answer_ids), skip_special_tokens=True)) for one in stored]
     ways, engines = plain_ways(model, tokenizer, options.max_tokens, stored=stored)
     if options.tuned:

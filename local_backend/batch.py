@@ -49,12 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     add("source", type=Path, metavar="IN.jsonl", help="requests, one a line")
     add("output", type=Path, metavar="OUT.jsonl", help="answers, one a line")
     add("--model", help="folder, GGUF file or hub name of a causal LM; the default model if not given")
-    add(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default="auto",
-        help="of the weights; in float32 a line's answer does not depend on those beside it (%(default)s)",
-    )
+    about = "of the weights; in float32 a line's answer does not depend on those beside it (%(default)s)"
+    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help=about)
     add("--device", default="auto", help='e.g. "cpu"; by default a GPU if there is one')
     add("--max-tokens", type=int, default=1024, help="maximum of an answer (%(default)s)")
     add("--temperature", type=float, default=0.0, help="0 is greedy (%(default)s)")

@@ -20,7 +20,6 @@ from local_backend.engine.engine import Engine
 from local_backend.sequences.outputs import Completion
 from local_backend.sequences.sampling import SamplingParams
 from local_backend.training import CollectOptions, NoiseOptions, Report, TuneOptions, tune
-from local_backend.training.checkpoints import has_model
 from local_backend.training.evaluation import Quality
 from local_backend.training.trainer import Measure
 
@@ -133,10 +132,10 @@ def train_task(
     """
     recipe = recipe or RECIPES[task.name]
     max_tokens = recipe.tuning.collect.max_tokens
-    if "plain" in stages and not has_model(folder / "plain"):
+    if "plain" in stages and not (folder / "plain" / "config.json").exists():
         train_plain(task, folder / "plain", recipe.plain, measure=_measure(task, folder, max_tokens))
     tokenizer: Any = AutoTokenizer.from_pretrained(folder / "plain")
-    if "draft" in stages and not has_model(folder / "draft"):
+    if "draft" in stages and not (folder / "draft" / "config.json").exists():
         train_plain(task, folder / "draft", recipe.draft, tokenizer=tokenizer)
     if "tuned" not in stages:
         return None

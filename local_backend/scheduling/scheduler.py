@@ -145,9 +145,7 @@ class Scheduler:
                     self._queue.put_back(row, self._tickets[row])
                     break
                 try:
-                    if self._running.add(row):
-                        self._stats.num_reused_tokens += row.num_cached
-                    else:
+                    if not self._running.add(row):
                         postponed.append(row)
                 except Exception as error:  # it has no slot yet, so failing the running rows would miss it
                     notify_safely(row, partial(row.fail, error))

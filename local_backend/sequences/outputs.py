@@ -25,7 +25,6 @@ class EngineStats:
         num_forwards: Decode forwards, each counted once for all its rows.
         num_prefill_forwards: Forwards that only prefill.
         num_prefilled_tokens: Prompt tokens prefilled.
-        num_reused_tokens: Prompt tokens whose keys and values were already cached.
         num_preempted: How often a row was preempted for lack of memory.
         num_row_forwards: Decode forwards, summed over rows.
         num_positions: Token positions of all forwards, for prompts, rows and drafts.
@@ -36,7 +35,6 @@ class EngineStats:
     num_forwards: int = 0
     num_prefill_forwards: int = 0
     num_prefilled_tokens: int = 0
-    num_reused_tokens: int = 0
     num_tokens: int = 0
     num_preempted: int = 0
     num_row_forwards: int = 0

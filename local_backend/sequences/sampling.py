@@ -20,10 +20,9 @@ from torch.nn.functional import pad
 
 from local_backend.drafting import make_drafter
 
-_COLDEST = 1e-30  # in a calculation
+_COLDEST, _BELOW_ONE = 1e-30, 1 - 2**-40  # in calculations
 _READ_AT_ONCE = ("cpu",)  # devices whose values can be read without waiting for them
 _BLOCK, _LEAST_BLOCK, _NUM_PARTS = 256, 32, 3  # tokens, and parts of a vocabulary
-_BELOW_ONE = 1 - 2**-40
 # Of each number: its kind, its least and greatest value, and these in words.
 _BOUNDS: dict[str, tuple[Any, float, float, str]] = {
     "max_tokens": (Integral, 1, math.inf, "at least 1"),
@@ -155,14 +154,11 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(values, device=like.device, dtype=like.dtype)[:, None]
 
 
-def _factors(params: Sequence[SamplingParams], like: Tensor) -> Tensor:
-    return _column([math.log2(math.e) / max(one.temperature, _COLDEST) for one in params], like)
-
-
 def _weights(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Probabilities at each temperature times a number of the row's own, in place of ``scores``."""
     scores -= scores.amax(-1, keepdim=True)
-    return scores.mul_(_factors(params, scores)).exp2_()
+    factors = [math.log2(math.e) / max(one.temperature, _COLDEST) for one in params]
+    return scores.mul_(_column(factors, scores)).exp2_()
 
 
 def _filtered(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:

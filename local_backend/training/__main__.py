@@ -75,8 +75,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--only-ended", action="store_true", help="learn nothing from answers that do not end")
     add("--lora-rank", type=int, help="train adapters of this rank, not all weights")
     add("--float32", action="store_true", help="no bf16 mixed precision")
-    add("--activation-checkpointing", action="store_true", help="less memory, more time")
-    add("--no-compile", dest="compile_layers", action="store_false", default=None, help="on a GPU, too")
+    add("--no-compile", dest="compile_layers", action="store_false", default=None, help="compile no layer")
     add("--examples", help='JSON lines or a dataset with "answer", too, to learn from as it is')
     add("--max-hours", type=float, help="stop after this long; the same command trains the model further")
     collect.add_argument("--output", type=Path, required=True, help="folder of the answers")
@@ -93,7 +92,7 @@ def _collect(given: argparse.Namespace) -> None:
     model, tokenizer = training.load_for_training(given.model, given.device)
     bounds = {**prompt_limits(model), "max_tokens": given.max_tokens, "limit": given.limit}
     prompts = training.read_prompts(given.prompts, tokenizer, **bounds, template=given.template)
-    options = training.CollectOptions(given.max_tokens, given.rows, only_ended=True)
+    options = training.CollectOptions(given.max_tokens, given.rows)
     print(json.dumps(training.collect_answers(model, tokenizer, prompts, given.output, options)))
 
 

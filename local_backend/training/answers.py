@@ -34,9 +34,7 @@ Fault = Literal["empty", "unfinished", "repetitive", "broken", "rejected"]
 # Of these, "rejected" comes only from the caller's filter; unfinished and repetitive answers may be kept.
 FAULTS: tuple[Fault, ...] = ("empty", "unfinished", "repetitive", "broken", "rejected")
 
-_LONGEST_PERIOD = 24
-_LEAST_REPEATED_TOKENS = 24
-_LEAST_REPEATS = 4
+_LONGEST_PERIOD, _LEAST_REPEATED_TOKENS, _LEAST_REPEATS = 24, 24, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,6 @@ class CollectOptions:
     Attributes:
         max_tokens: Maximum tokens of an answer.
         max_rows: Answers decoded at once; by default 1,024 on a GPU and 32 on a CPU.
-        only_ended: Leave out answers that do not end or repeat themselves. They keep the model what it is, so
-            training takes them; there is no use in copying from them.
 
     Raises:
         ValueError: A number is less than 1.
@@ -69,7 +65,6 @@ class CollectOptions:
 
     max_tokens: int = 256
     max_rows: int | None = None
-    only_ended: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, max_tokens=self.max_tokens, max_rows=self.max_rows or 1)
@@ -163,7 +158,7 @@ def collect_answers(
     wanted = {
         "model": fingerprint(model, tokenizer),
         "prompts": {"count": len(prompts), "digest": digest(map(list, prompts))},
-        "options": {"max_tokens": options.max_tokens, "only_ended": options.only_ended},
+        "options": {"max_tokens": options.max_tokens},
     }
     claim(folder / _SETTINGS, wanted)
     counts = _resume(folder / _ANSWERS)
@@ -183,7 +178,7 @@ def collect_answers(
             records: list[dict[str, Any]] = []
             for prompt, answer, text, is_accepted in zip(some, answers, texts, accepted, strict=True):
                 fault = find_fault(answer, text, has_stopped=answer[-1] in ends)
-                is_kept = fault is None or (fault in ("repetitive", "unfinished") and not options.only_ended)
+                is_kept = fault in (None, "repetitive", "unfinished")
                 record = {"prompt_ids": list(prompt), "answer_ids": answer, "has_ended": fault is None}
                 records.append(record if is_kept and is_accepted else {"fault": fault or "rejected"})
             with (folder / _ANSWERS).open("a", encoding="utf-8") as file:

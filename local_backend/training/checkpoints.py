@@ -92,7 +92,7 @@ def write_whole(path: Path, content: Any) -> None:
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a model and its tokenizer; :func:`has_model` is true only once all of it is written."""
+    """Write a model and its tokenizer; there is a ``config.json`` only once all of it is written."""
     (folder / _MARKER).unlink(missing_ok=True)
     unfinished = folder / "unfinished"
     tokenizer.save_pretrained(unfinished)
@@ -102,8 +102,3 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
             shutil.rmtree(folder / path.name, ignore_errors=True)
         path.replace(folder / path.name)
     unfinished.rmdir()
-
-
-def has_model(folder: Path) -> bool:
-    """Whether :func:`write_model` has completed there."""
-    return (folder / _MARKER).exists()

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -50,10 +50,6 @@ class Evaluation:
     speedup: float | None
     quality: float | None
     answers: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The figures by name."""
-        return {name: value for name, value in asdict(self).items() if name != "answers"}
 
     def logged(self) -> dict[str, float]:
         """Those that are logged during training."""

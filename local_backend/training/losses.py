@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from local_backend.engine.choosing import most_likely
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -142,11 +144,12 @@ def _part(scores: Tensor, head: Head, targets: Targets, predicted: Tensor) -> tu
         logits = head.finished(leaf)
     is_as_it_was = logits.shape == leaf.shape and logits.data_ptr() == leaf.data_ptr()
     values = logits.detach()
-    torch.argmax(values, -1, out=predicted)
+    predicted.copy_(most_likely(values))
     by_logits = torch.softmax(values, -1, dtype=torch.float32)
-    normalizer = torch.logsumexp(values.float(), -1)
     # Some models give -inf to tokens that must never be emitted; times a probability of 0 that is not 0.
     likely = values.gather(1, targets.token_ids).float().clamp(min=torch.finfo(torch.float32).min)
+    at = predicted[:, None]  # where the probability is no rounding error
+    normalizer = (values.gather(1, at).float() - by_logits.gather(1, at).log())[:, 0]
     loss = ((normalizer - (targets.probabilities * likely).sum(-1)) * targets.weights).sum()
     by_logits.scatter_add_(1, targets.token_ids, -targets.probabilities)
     by_scores = by_logits.mul_(targets.weights[:, None]).to(scores.dtype)

@@ -29,7 +29,6 @@ DEFAULT_MODEL = "default"  # instead of a path
 WITHOUT_EFFECT = (
     "options.max_hours",
     "options.save_steps",
-    "options.activation_checkpointing",
     "options.compile_layers",
     "options.collect.max_rows",
 )
@@ -42,7 +41,7 @@ class TuneOptions:
     Attributes:
         num_steps: Optimizer steps.
         batch_size: Examples of a step.
-        rows_per_forward: Examples of a forward; by default all of a step on a GPU and 8 on a CPU.
+        rows_per_forward: Examples of a forward; by default 128 on a GPU and 16 on a CPU.
         learning_rate: Its peak, after a warm-up and before a linear decay to a hundredth.
         ar_weight: Weight of the clean text in the loss, where that of the guesses is 1.
         decay: Weight of a guess over that of the one before it in its block.
@@ -52,8 +51,7 @@ class TuneOptions:
             keep the model what it is: all answers are, without them the perplexity rises.
         lora_rank: Of adapters that are trained instead of all weights; ``None`` trains all weights.
         bf16: Whether to train in mixed precision; by default if the machine is fast at it.
-        activation_checkpointing: Whether to recompute activations in the backward pass, to save memory.
-        compile_layers: Whether to compile the layers; by default on a GPU.
+        compile_layers: Whether to compile the layers; by default on a GPU, and for 50 steps or more on a CPU.
         max_hours: Pause after this long, measuring included; another call trains the model further.
         most_perplexity: Bound on the perplexity of the plain model's answers, over that under the plain one.
             Of what was measured the fastest model within it is kept, the plain one if there is no other.
@@ -77,7 +75,6 @@ class TuneOptions:
     learns_unfinished: bool = True
     lora_rank: int | None = None
     bf16: bool = field(default_factory=bf16_is_fast)
-    activation_checkpointing: bool = False
     compile_layers: bool | None = None
     max_hours: float | None = None
     most_perplexity: float = 1.05
@@ -136,6 +133,4 @@ def trainable(model: PreTrainedModel, options: TuneOptions) -> Any:
             # peft still uses the name from before transformers 6.
             warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
             trained = get_peft_model(model, config)
-    if options.activation_checkpointing:
-        model.activation_checkpointing_enable()
     return trained

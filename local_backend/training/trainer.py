@@ -5,10 +5,15 @@ Knows packed texts, streams and the optimizer. Does not know where answers come 
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import math
+import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +32,11 @@ if TYPE_CHECKING:
 
 Measure = Callable[["PreTrainedModel"], Mapping[str, float]]
 Teacher = tuple[Tensor, Tensor]  # token ids and probabilities, [places, likely]
-_ROWS_PER_FORWARD = {"cuda": 128, "cpu": 8}
-_WARMUP_STEPS = 60
+_ROWS_PER_FORWARD = {"cuda": 128, "cpu": 16}
+_WARMUP_STEPS, _WORTH_COMPILING = 60, 50  # the latter on a CPU, where each step is then a fifth shorter
 _CHECKPOINT = "checkpoint.pt"
+_MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # parameters of `mallopt`
+_log = logging.getLogger(__name__)
 
 
 def answer_tokens(texts: Texts) -> Teacher:
@@ -46,7 +53,7 @@ def plain_predictions(forward: PackedForward, texts: Texts, num_likely: int, *, 
     """The model's ``num_likely`` likeliest tokens at each place of the answers, renormalized."""
     token_ids, probabilities = (each.repeat(1, num_likely) for each in answer_tokens(texts))
     device = texts.token_ids.device
-    num_rows = _ROWS_PER_FORWARD.get(device.type, 8)
+    num_rows = _ROWS_PER_FORWARD.get(device.type, 16)
     for group in texts.groups:
         for rows in torch.arange(group.first, group.stop, device=device).split(num_rows):
             batch = pack(texts, rows, group)
@@ -89,6 +96,7 @@ class Training:
         self._random = torch.Generator(self.device)
         self._layers = next(one for one in base.modules() if isinstance(one, torch.nn.ModuleList))
         self._compiled = [self._compile(layer) for layer in self._layers]
+        weakref.finalize(self, _keep_freed_memory, False)
         self.num_steps = 0
         self.history: list[dict[str, float]] = []
         self.best_step, self._best = 0, self._copied()  # of the fastest model within the bound
@@ -145,8 +153,9 @@ class Training:
     def _learn(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss of a batch and its predictions, with the weights moved."""
         options = self._options
-        num_rows = options.rows_per_forward or (options.batch_size if self.device.type == "cuda" else 8)
+        num_rows = options.rows_per_forward or _ROWS_PER_FORWARD.get(self.device.type, 16)
         losses, predictions = [], []
+        _keep_freed_memory(True)
         with self._kernels():
             for part in batch.parts(num_rows):
                 with _precision(self.device, bf16=options.bf16):
@@ -164,10 +173,11 @@ class Training:
         return torch.stack(losses).sum(), torch.cat(predictions)
 
     def _compile(self, layer: Any) -> Any:
-        """What calls a layer while training; layers are alike, so they share what is compiled for a width."""
-        wanted = self._options.compile_layers
-        if self.device.type == "cuda" if wanted is None else wanted:
-            layer.compile(dynamic=False)
+        """What calls a layer while training; layers are alike, so they share what is compiled."""
+        device, wanted = self.device.type, self._options.compile_layers
+        is_worth_it = device == "cuda" or (device == "cpu" and self._options.num_steps >= _WORTH_COMPILING)
+        if is_worth_it and _can_compile() if wanted is None else wanted:
+            layer.compile(dynamic=device == "cpu")  # or else for each width
         compiled, layer._compiled_call_impl = layer._compiled_call_impl, None
         return compiled
 
@@ -235,6 +245,28 @@ class Training:
             self.streams.state = state["streams"]
             self.num_steps, self.history, self.best_step, self._fastest = state["progress"]
             self._best = state["best"]
+
+
+@cache
+def _can_compile() -> bool:
+    with suppress(Exception):  # torch has one for each reason, most often that there is no C++ compiler
+        torch.compile(torch.neg)(torch.zeros(1))
+        return True
+    _log.warning("steps take longer, because torch.compile does not work here: is a C++ compiler installed?")
+    return False
+
+
+def _keep_freed_memory(is_kept: bool, /) -> None:
+    """Whether the process keeps what it frees: in new memory a large tensor takes several times as long.
+
+    GNU's C library returns blocks of over 32 MB, and the system clears new pages at their first use.
+    """
+    library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(library, "mallopt"):
+        library.mallopt(_MMAP_MAX, 0 if is_kept else 65_536)
+        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1 if is_kept else 2**26)
+        if not is_kept:
+            library.malloc_trim(0)
 
 
 def _precision(device: torch.device, *, bf16: bool) -> Any:

@@ -64,7 +64,9 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """The report as it is written to ``report.json``."""
-        return {**asdict(self), "before": self.before.as_dict(), "after": self.after.as_dict()}
+        report = asdict(self)
+        del report["before"]["answers"], report["after"]["answers"]
+        return report
 
     def traded(self) -> str:
         """What was gained and what was given for it, in one line."""

@@ -65,9 +65,6 @@ def test_answers_are_those_of_the_engine(
     kept = {None, "unfinished", "repetitive"}
     assert stored == [one for one, fault in zip(expected, faults, strict=True) if fault in kept]
     assert counts["kept"] == len(stored)
-    collect_answers(ending_model, tokenizer, prompts, tmp_path / "ended", replace(short, only_ended=True))
-    ended = [(one.prompt_ids, one.answer_ids, True) for one in stored_answers(tmp_path / "ended")]
-    assert ended == [one for one in expected if one[2]]
 
 
 @pytest.mark.parametrize("cut", ["between lines", "in a line"])
