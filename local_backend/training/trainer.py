@@ -264,7 +264,7 @@ def _keep_freed_memory(is_kept: bool, /) -> None:
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(library, "mallopt"):
         library.mallopt(_MMAP_MAX, 0 if is_kept else 65_536)
-        library.mallopt(_TRIM_THRESHOLD, 2**31 - 1 if is_kept else 2**26)
+        library.mallopt(_TRIM_THRESHOLD, -1 if is_kept else 2**26)
         if not is_kept:
             library.malloc_trim(0)
 
