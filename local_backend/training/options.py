@@ -51,7 +51,7 @@ class TuneOptions:
             keep the model what it is: all answers are, without them the perplexity rises.
         lora_rank: Of adapters that are trained instead of all weights; ``None`` trains all weights.
         bf16: Whether to train in mixed precision; by default if the machine is fast at it.
-        compile_layers: Whether to compile the layers; by default on a GPU, and for 50 steps or more on a CPU.
+        compile_layers: Whether to compile the layers; by default on a GPU and for long training on a CPU.
         max_hours: Pause after this long, measuring included; another call trains the model further.
         most_perplexity: Bound on the perplexity of the plain model's answers, over that under the plain one.
             Of what was measured the fastest model within it is kept, the plain one if there is no other.

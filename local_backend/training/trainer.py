@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 Measure = Callable[["PreTrainedModel"], Mapping[str, float]]
 Teacher = tuple[Tensor, Tensor]  # token ids and probabilities, [places, likely]
 _ROWS_PER_FORWARD = {"cuda": 128, "cpu": 16}
-_WARMUP_STEPS, _WORTH_COMPILING = 60, 50  # the latter on a CPU, where each step is then a fifth shorter
+_WARMUP_STEPS = 60
+_WORTH_COMPILING = {"cuda": 0.0, "cpu": 1e9}  # steps times parameters; it takes ten seconds on a CPU
 _CHECKPOINT = "checkpoint.pt"
 _MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # parameters of `mallopt`
 _log = logging.getLogger(__name__)
@@ -175,18 +176,16 @@ class Training:
     def _compile(self, layer: Any) -> Any:
         """What calls a layer while training; layers are alike, so they share what is compiled."""
         device, wanted = self.device.type, self._options.compile_layers
-        is_worth_it = device == "cuda" or (device == "cpu" and self._options.num_steps >= _WORTH_COMPILING)
-        if is_worth_it and _can_compile() if wanted is None else wanted:
+        work = self._options.num_steps * self._base.num_parameters()
+        pays = work >= _WORTH_COMPILING.get(device, math.inf)
+        if pays and _can_compile(device) if wanted is None else wanted:
             layer.compile(dynamic=device == "cpu")  # or else for each width
         compiled, layer._compiled_call_impl = layer._compiled_call_impl, None
         return compiled
 
     @contextmanager
     def _kernels(self) -> Iterator[None]:
-        """Compiled layers, and attention without cuDNN, which plans each new shape for a second.
-
-        Outside of training the engine calls the layers, with other shapes.
-        """
+        """Compiled layers, which the engine calls with other shapes; no cuDNN, which plans each one."""
         try:
             with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
                 for layer, compiled in zip(self._layers, self._compiled, strict=True):
@@ -248,9 +247,9 @@ class Training:
 
 
 @cache
-def _can_compile() -> bool:
+def _can_compile(device: str) -> bool:
     with suppress(Exception):  # torch has one for each reason, most often that there is no C++ compiler
-        torch.compile(torch.neg)(torch.zeros(1))
+        torch.compile(torch.neg)(torch.zeros(1, device=device))
         return True
     _log.warning("steps take longer, because torch.compile does not work here: is a C++ compiler installed?")
     return False

@@ -116,7 +116,6 @@ def test_a_replay_of_answers_learned_by_heart_lands_whole_blocks(texts: list[Tex
     model = deepcopy(tiny_chat_model())
     options = TuneOptions(
         num_steps=120, batch_size=2, learning_rate=5e-3, ar_weight=1.0, num_likely=0, bf16=False,
-        compile_layers=False,
         noise=NoiseOptions(4, 4),
     )  # fmt: skip
     laid_out = Texts.of(texts)
