@@ -127,9 +127,7 @@ class DecodeLoop:
             )
             for row in self.batch.clear():
                 notify_safely(row, partial(row.fail, told))
-        if not (is_more := bool(self.batch or self.scheduler)):
-            self._threads.rest()
-        return is_more
+        return bool(self.batch or self.scheduler)
 
     def _run_errands(self) -> None:
         while self._errands:

@@ -10,7 +10,6 @@ Knows threads. Does not know what they compute.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable
@@ -19,7 +18,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from threadpoolctl import threadpool_info
+from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
 _HARD = 2  # omp_pause_hard
@@ -32,15 +31,22 @@ def release_workers() -> None:
 
     Takes a microsecond if it has none, and some 50 otherwise. Does nothing with another OpenMP than GNU's.
     """
-    for pause in _pauses():
-        pause(_HARD)
+    for library in _libraries():
+        if hasattr(library.dynlib, "omp_pause_resource_all"):  # since OpenMP 5.0, GCC 9
+            library.dynlib.omp_pause_resource_all(_HARD)
+
+
+def set_num_threads(count: int) -> None:
+    """Compute on ``count`` threads in the calling thread. After torch's own function attention is slower."""
+    for library in _libraries():
+        library.set_num_threads(count)
+    if not _libraries():
+        torch.set_num_threads(count)
 
 
 @cache
-def _pauses() -> list[Any]:
-    found = [library["filepath"] for library in threadpool_info() if library["prefix"] == "libgomp"]
-    pauses = [getattr(ctypes.CDLL(path), "omp_pause_resource_all", None) for path in found]
-    return [pause for pause in pauses if pause is not None]  # there is one since OpenMP 5.0, GCC 9
+def _libraries() -> list[Any]:
+    return [each for each in ThreadpoolController().lib_controllers if each.prefix == "libgomp"]
 
 
 def run_in_short_lived_thread(work: Callable[[], object]) -> None:
@@ -75,7 +81,9 @@ class ThreadChoice:
             is_slow = self._count < self._most or min(recent) > _SLOW * self._best[kind]
             is_try = is_slow or self._next_try == 0
         other = 1 if self._count == self._most else self._most
-        self._set(other if is_try else self._count)
+        if (wanted := other if is_try else self._count) != self._set_count:
+            set_num_threads(wanted)
+            self._set_count = wanted
         result = forward()
         seconds = self._clock() - started
         if is_try:
@@ -86,12 +94,3 @@ class ThreadChoice:
             recent.append(seconds)
             self._best[kind] = min(seconds, self._best.get(kind, seconds))
         return result
-
-    def rest(self) -> None:
-        """Give other code of the process its threads back."""
-        self._set(self._most)
-
-    def _set(self, count: int) -> None:
-        if count != self._set_count:
-            torch.set_num_threads(count)
-            self._set_count = count

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from local_backend.kernels.openmp import set_num_threads
 from local_backend.models.architecture import Architecture
 from local_backend.models.runner import make_masks
 from local_backend.sequences.request import vocabulary_size
@@ -193,11 +194,11 @@ def pack(
 def one_thread() -> Iterator[None]:
     """Compute on one thread: small operations wait for workers that another process keeps from a core."""
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(num_threads)
+        set_num_threads(num_threads)
 
 
 class PackedForward:

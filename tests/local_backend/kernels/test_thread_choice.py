@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from local_backend.kernels.openmp import ThreadChoice
+from local_backend.kernels.openmp import ThreadChoice, set_num_threads
 
 
 class Machine:
@@ -56,8 +57,18 @@ def test_a_core_that_is_busy_from_the_start_is_noticed(machine: Machine) -> None
     machine.is_busy = True
     choice = ThreadChoice(2, lambda: machine.now)
     assert machine.run(choice, 200).count(2) <= 6
-    choice.rest()
-    assert torch.get_num_threads() == 2
+
+
+def test_other_threads_compute_on_as_many_threads_as_before() -> None:
+    before = torch.get_num_threads()
+
+    def compute_on_one() -> int:
+        set_num_threads(1)
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(compute_on_one).result() == 1
+    assert torch.get_num_threads() == before
 
 
 def test_a_forward_that_was_disturbed_changes_nothing(machine: Machine) -> None:
