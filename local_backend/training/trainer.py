@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm.auto import tqdm
 
+from local_backend.kernels.prepacked import PrepackedLinear
 from local_backend.training.checkpoints import write_whole
 from local_backend.training.options import TuneOptions
 from local_backend.training.packing import Batch, PackedForward, Texts, one_thread, pack
@@ -176,8 +177,8 @@ class Training:
     def _compile(self, layer: Any) -> Any:
         """What calls a layer while training; layers are alike, so they share what is compiled."""
         device, wanted = self.device.type, self._options.compile_layers
-        work = self._options.num_steps * self._base.num_parameters()
-        pays = work >= _WORTH_COMPILING.get(device, math.inf)
+        least = _WORTH_COMPILING.get(device, math.inf)
+        pays = self._options.num_steps * self._base.num_parameters() >= least
         if pays and _can_compile(device) if wanted is None else wanted:
             layer.compile(dynamic=device == "cpu")  # or else for each width
         compiled, layer._compiled_call_impl = layer._compiled_call_impl, None
@@ -185,7 +186,10 @@ class Training:
 
     @contextmanager
     def _kernels(self) -> Iterator[None]:
-        """Compiled layers, which the engine calls with other shapes; no cuDNN, which plans each one."""
+        """Compiled layers, without the engine's own products; no cuDNN, which plans each shape."""
+        modules = [vars(each) for each in self._base.modules()]
+        packed = [each for each in modules if isinstance(each.get("forward"), PrepackedLinear)]
+        products = [each.pop("forward") for each in packed]
         try:
             with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
                 for layer, compiled in zip(self._layers, self._compiled, strict=True):
@@ -194,6 +198,8 @@ class Training:
         finally:
             for layer in self._layers:
                 layer._compiled_call_impl = None
+            for each, product in zip(packed, products, strict=True):
+                each["forward"] = product
 
     def _draw(self) -> tuple[Tensor, Any]:
         """Texts of one group, each group as often as it has texts."""
@@ -256,10 +262,7 @@ def _can_compile(device: str) -> bool:
 
 
 def _keep_freed_memory(is_kept: bool, /) -> None:
-    """Whether the process keeps what it frees: in new memory a large tensor takes several times as long.
-
-    GNU's C library returns blocks of over 32 MB, and the system clears new pages at their first use.
-    """
+    """Whether the process keeps what it frees: GNU's C library returns large blocks; new ones are slow."""
     library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(library, "mallopt"):
         library.mallopt(_MMAP_MAX, 0 if is_kept else 65_536)

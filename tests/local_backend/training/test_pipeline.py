@@ -31,7 +31,7 @@ from transformers import (
 import local_backend
 from benchmarks.jacobi_tasks import TASKS, draw_cases
 from benchmarks.jacobi_tasks.plain import make_model
-from local_backend import ChatLocal
+from local_backend import ChatLocal, Engine
 from local_backend.kernels import prepacked
 from local_backend.training import (
     CollectOptions,
@@ -489,3 +489,20 @@ def test_memory_stays_with_the_process_until_a_training_ends(model: LlamaForCaus
     del training, trainings
     gc.collect()
     assert num_new_pages() > 2**13
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch was built without oneDNN")
+def test_layers_are_compiled_without_the_engines_products(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is another object, so every layer would be compiled for itself."""
+    monkeypatch.setattr(prepacked, "_LEAST_WEIGHTS", 1)
+    one = deepcopy(model)
+    Engine(one, tokenizer, prepacked=True).close()
+    texts = Texts.of([([5, 6, 7], [8, 9, 10, 11])] * 4)
+    training = Training(one, one, texts, answer_tokens(texts), TOY)
+    packed = [module for module in one.modules() if "forward" in vars(module)]
+    assert packed
+    with training._kernels():
+        assert not any("forward" in vars(module) for module in packed)
+    assert all("forward" in vars(module) for module in packed)
