@@ -38,6 +38,7 @@ def release_workers() -> None:
 
 def set_num_threads(count: int) -> None:
     """Compute on ``count`` threads in the calling thread. After torch's own function attention is slower."""
+    torch.get_num_threads()  # sets the number itself at its first call in a thread
     for library in _libraries():
         library.set_num_threads(count)
     if not _libraries():
@@ -76,10 +77,9 @@ class ThreadChoice:
     def run(self, kind: Hashable, forward: Callable[[], T]) -> T:
         """The result of ``forward``, which takes as long as others of its ``kind`` on as many threads."""
         started, recent = self._clock(), self._recent[kind]
-        is_try = False
-        if len(recent) == _NUM_RECENT and started >= self._next_try:
-            is_slow = self._count < self._most or min(recent) > _SLOW * self._best[kind]
-            is_try = is_slow or self._next_try == 0
+        is_due = len(recent) == _NUM_RECENT and started >= self._next_try
+        is_slow = is_due and (self._count < self._most or min(recent) > _SLOW * self._best[kind])
+        is_try = is_slow or (is_due and self._next_try == 0)
         other = 1 if self._count == self._most else self._most
         if (wanted := other if is_try else self._count) != self._set_count:
             set_num_threads(wanted)

@@ -472,7 +472,9 @@ def test_without_the_extra_an_error_names_it(monkeypatch: pytest.MonkeyPatch) ->
         importlib.import_module("local_backend.training")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="another allocator")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the C library is not GNU's, whose allocator is told"
+)
 def test_memory_stays_with_the_process_until_a_training_ends(model: LlamaForCausalLM) -> None:
     def num_new_pages() -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
